@@ -142,12 +142,7 @@ _WORDS: Final = {**{cause.value: cause for cause in Cause}, "limit": Cause.PREFE
 
 
 def cause_of(word: str, *, by_node: bool = False) -> Cause:
-    """The cause that a message, a record or a file names; `OTHER` for a word that nobody knows.
-
-    Args:
-        word: as it was written, perhaps by 0.1.
-        by_node: by a node daemon.
-    """
+    """The cause that a word, perhaps of 0.1 or a node daemon's, means; `OTHER` for one that nobody knows."""
     if by_node and word == "limit":
         return Cause.POLICY
     return _WORDS.get(word, Cause.OTHER)

@@ -76,11 +76,7 @@ class DocumentKind:
         return seal(json.dumps(document, indent=indent, separators=separators).encode())
 
     def decode(self, data: bytes, path: str) -> Fields:
-        """What a file of this kind says.
-
-        Args:
-            data: all of it; at most one byte more than `bytes_max` is needed.
-            path: for messages.
+        """What all the `data` of a file say; one byte more than `bytes_max` is enough. `path` is for messages.
 
         Raises HeadraceError as `error` says: it is damaged, too large, of another kind or version.
         """

@@ -21,13 +21,10 @@ EXTRAS: Final = {
 
 
 def import_extra(module: str, purpose: str) -> ModuleType:
-    """Import an optional package.
+    """Import an optional package, or a module inside.
 
-    Args:
-        module: its name, or that of a module inside.
-        purpose: what needs it, as the beginning of a sentence: "reading data.h5".
-
-    Raises MissingPackage if it is not installed, or cannot be imported.
+    `purpose` is what needs it, as the beginning of a sentence: "reading data.h5". Raises MissingPackage if it
+    is not installed, or cannot be imported.
     """
     try:
         return importlib.import_module(module)

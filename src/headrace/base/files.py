@@ -63,16 +63,12 @@ def open_file(
     within: AnyPath | int | None = None,
     owned: bool = False,
 ) -> int:
-    """A descriptor of the regular file that stands at `path`.
+    """A descriptor of the regular file that stands at `path`; `flags` are of `os.open`, none that create.
 
-    Args:
-        path: of the file; relative to `within` if that is given.
-        flags: of `os.open`; none that create.
-        within: a folder, or a descriptor of one, below which no symbolic link is followed.
-        owned: whether the file must belong to this user or to root.
-
-    Raises FileNotFoundError if nothing stands there; VolumeError if something else than a regular file does,
-    or somebody else's; OSError if the system refuses.
+    `within` is a folder, or a descriptor of one, to which the path is relative, and below which no symbolic
+    link is followed. With `owned` the file must belong to this user or to root. Raises FileNotFoundError if
+    nothing stands there; VolumeError if something else than a regular file does, or somebody else's; OSError
+    if the system refuses.
     """
     fd = _open_checked(path, flags | _SAFE, within, stat.S_IFREG, owned=owned)
     # The flag is for the opening alone: some file systems answer reads with EAGAIN under it.
@@ -219,12 +215,9 @@ def _refused(path: AnyPath, actual: str, expected: str) -> VolumeError:
 
 
 def readers(stats: Iterable[tuple[int, int]]) -> int:
-    """Who may read all of these files and folders, as the mode of a folder that holds their copy.
+    """Who may read all files and folders of these st_mode and st_gid, as the mode of a folder with their copy.
 
     The group counts only where it is the one that this process's new files get.
-
-    Args:
-        stats: st_mode and st_gid of each.
     """
     result = 0o777
     for mode, group in stats:
@@ -273,15 +266,11 @@ def open_or_create(
 
 
 def make_folder(path: AnyPath, *, mode: int | None = None, exist_ok: bool = False) -> None:
-    """Makes a folder.
+    """Makes a folder in one that exists; without a `mode`, those who may enter that one may enter it.
 
-    Args:
-        path: its parent exists.
-        mode: who may enter; None: those who may enter its parent.
-        exist_ok: whether a folder may stand there, of this user or of root; its mode is left alone.
-
-    Raises FileExistsError if something stands there, and VolumeError if, with `exist_ok`, that is
-    no folder, or somebody else's.
+    With `exist_ok` a folder of this user or of root may stand there; its mode is left alone. Raises
+    FileExistsError if something stands there, and VolumeError if, with `exist_ok`, that is no folder, or
+    somebody else's.
     """
     if mode is None:
         mode = _narrowed(0o777, path)
@@ -338,13 +327,10 @@ class NewFile:
                 self.fd = -1
 
     def publish(self, *, sync: bool = True, replace: bool = True) -> None:
-        """Gives the file its name.
+        """Gives the file its name, in the place of whatever stands there.
 
-        Args:
-            sync: whether the disk has the content before, and the name when this returns.
-            replace: put it in the place of whatever stands there.
-
-        Raises FileExistsError if, without `replace`, something stands there.
+        With `sync` the disk has the content before, and the name when this returns. Without `replace` it is
+        FileExistsError if something stands there.
         """
         if sync:
             os.fsync(self.fd)
@@ -413,13 +399,8 @@ def replace_file(path: AnyPath, data: bytes, *, mode: int = 0o666, sync: bool = 
 def lock(fd: int, *, shared: bool = False, wait_s: float | None = 0.0) -> bool:
     """Takes the lock of an open file or folder, which is held until the descriptor is closed.
 
-    Args:
-        fd: its descriptor.
-        shared: whether others may hold it so, too.
-        wait_s: how long to wait for others; None: for ever.
-
-    Returns:
-        Whether it is held now; False if another process holds it.
+    With `shared` others may hold it so, too. Waits so long for others, or, with None, for ever. Returns
+    whether it is held now.
     """
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     if wait_s is None:
@@ -447,22 +428,12 @@ def lock_path(
     owned: bool = False,
     sign: bool = False,
 ) -> int | None:
-    """A descriptor that holds the lock of the file or folder at `path` until it is closed.
+    """A descriptor that holds the lock of a file or folder until it is closed; None: another process does.
 
-    Whoever holds a lock may remove what it lies on: the lock that this returns is that of what stands
-    at `path` now.
-
-    Args:
-        path: a folder, or a file, which is made if nothing stands there.
-        make: False: nothing is made; without a file it is FileNotFoundError.
-        mode: of a file that is made.
-        shared: as for `lock`.
-        wait_s: as for `lock`.
-        owned: whether it must belong to this user or to root.
-        sign: write this process's id into the file, for `locked_by`.
-
-    Returns:
-        None: another process holds it.
+    Whoever holds a lock may remove what it lies on: the lock that this returns is that of what stands at
+    `path` now. A file is made if nothing stands there, with `mode`; without `make` that is FileNotFoundError.
+    `shared` and `wait_s` are as for `lock`. With `owned` it must belong to this user or to root. With `sign`
+    this process's id is written into the file, for `locked_by`.
 
     Raises VolumeError if what stands there is neither a file nor a folder, or (with `owned`) somebody else's,
     and OSError if the system refuses.

@@ -117,15 +117,10 @@ def which_rank(
     world_size: int | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Rank:
-    """This process's rank, as of now.
+    """This process's rank, as of now: as given, or by the word of its environment and its frameworks.
 
-    Args:
-        rank: given with `world_size`, or not at all.
-        world_size: processes that share the samples.
-        environment: variables to judge by alone; None: this process's own, and its frameworks.
-
-    Raises ValueError if only one of the two is given, and RankError if two that should know disagree, or
-    somebody says half of it.
+    With an `environment` of variables, by these alone. Raises ValueError if only one of `rank` and
+    `world_size` is given, and RankError if two that should know disagree, or somebody says half of it.
     """
     if (rank is None) != (world_size is None):
         raise ValueError(f"rank is {rank} and world_size is {world_size}: give both or neither")
@@ -161,11 +156,7 @@ def which_rank(
 class RankDecision:
     """A loader's rank: open until its first epoch begins, and the same ever after.
 
-    Args:
-        rank: of this process, given with `world_size`; None: found out later.
-        world_size: processes that share the samples.
-
-    Raises ValueError if only one of the two is given.
+    Without `rank` and `world_size` it is found out later. Raises ValueError if only one of the two is given.
     """
 
     __slots__ = ("_answer", "_pid", "_stated_in")
@@ -479,13 +470,8 @@ def which_node(
     than guessed. (Open MPI's OMPI_COMM_WORLD_NODE_RANK is a process's rank on its node, not the node's.)
     A Slurm batch script runs on the first node of its job and speaks for none of the others.
 
-    Args:
-        rank: given with `nodes`, or not at all.
-        nodes: how many there are.
-        environment: defaults to `os.environ`.
-
-    Raises ValueError if only one of the two is given, or the environment contradicts itself (RankError), or
-    is of an MPI whose ranks do not fill node after node.
+    Raises ValueError if only one of the two is given, or the environment (`os.environ`) contradicts itself
+    (RankError), or is of an MPI whose ranks do not fill node after node.
     """
     if rank is not None and nodes is not None:
         return NodePlace(rank, nodes)
@@ -598,13 +584,10 @@ class JobIdentity:
 
 
 def identity_of(environment: Mapping[str, str], job_id: str = "") -> JobIdentity | None:
-    """The job that an environment tells of; None: none.
+    """The job that an environment tells of, another user's perhaps; None: none.
 
-    What is not said, or not in a form that makes sense, is not known: an environment may hold anything.
-
-    Args:
-        environment: of any process, another user's perhaps.
-        job_id: what to call the job, whatever the scheduler says.
+    What is not said, or not in a form that makes sense, is not known: an environment may hold anything. With
+    `job_id` the job is called so, whatever the scheduler says.
     """
 
     def first(*names: str) -> str:
@@ -651,9 +634,7 @@ def job_id(environment: Mapping[str, str] | None = None) -> str | None:
 def job_name(environment: Mapping[str, str] | None = None) -> str:
     """What this process is a part of: clients of one job share a quota.
 
-    Args:
-        environment: defaults to `os.environ`. HEADRACE_JOB says it, or whoever runs the job; else the
-            processes that one shell command started are a job.
+    HEADRACE_JOB says it, or whoever runs the job; else the processes that one shell command started are a job.
     """
     given = os.environ if environment is None else environment
     name = given.get("HEADRACE_JOB") or job_id(given) or given.get("TORCHELASTIC_RUN_ID")

@@ -161,11 +161,9 @@ def release() -> None:
 
 
 class Crowd(Generic[_MemberT]):
-    """What all peers hold, bounded: beyond it the peer that holds most loses its oldest.
+    """What all peers hold, bounded: beyond `most` members the peer that holds most loses its oldest.
 
-    Args:
-        most: members at once.
-        drop: ends one; it leaves, now or soon.
+    `drop` ends one; it leaves, now or soon.
     """
 
     def __init__(self, most: int, drop: Callable[[_MemberT], None]) -> None:

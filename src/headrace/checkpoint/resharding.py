@@ -68,16 +68,10 @@ class PartsElsewhereError(Exception):
 
 
 class Resharding:
-    """The tree of one rank, under way.
+    """The tree of one rank of `ranks` that load it, under way, out of the records of all that saved it.
 
-    It is walked twice: to learn which arrays it needs, and to put them together.
-
-    Args:
-        place: the checkpoint's folder.
-        records: of all ranks that saved it, or `own` alone.
-        rank: whose tree it is.
-        ranks: how many load it.
-        own: the key of this rank's own record, if as many ranks saved it: what is not cut is taken from it.
+    It is walked twice: to learn which arrays it needs, and to put them together. `own` is the key of this
+    rank's own record, if as many saved it: what is not cut is taken from it; that record may be given alone.
     """
 
     def __init__(

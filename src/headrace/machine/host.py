@@ -274,9 +274,7 @@ def mounts(root: Path = Path("/")) -> list[Mount]:
 def is_network(kind: str, source: str = "") -> bool:
     """Whether a file system's bytes come from another machine, as far as the kernel's words tell.
 
-    Args:
-        kind: as the kernel names it.
-        source: what is mounted: FUSE's programs are known by it.
+    FUSE's programs are known by the `source`, which is what is mounted.
     """
     if kind.startswith("fuse"):
         text = f"{kind} {source}".lower()
@@ -285,12 +283,7 @@ def is_network(kind: str, source: str = "") -> bool:
 
 
 def mount_of(path: str, table: Sequence[Mount]) -> Mount | None:
-    """The mount that a path lies on.
-
-    Args:
-        path: need not exist.
-        table: `mounts()`; of several at one point the last one is on top.
-    """
+    """The mount that a path, which need not exist, lies on; of several in `mounts()` at one point the last."""
     real = os.path.realpath(path)
     below = [m for m in table if real == m.point or real.startswith(m.point.rstrip("/") + "/")]
     return max(reversed(below), key=lambda mount: len(mount.point), default=None)

@@ -121,11 +121,7 @@ def order_hash(position_start: int, indices: npt.NDArray[np.int64]) -> int:
 
 
 def position_hashes(position_start: int, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """Hash each delivery of a batch by itself; their sum is `order_hash`.
-
-    Returns:
-        uint64, shaped like `indices`.
-    """
+    """Hash each delivery of a batch by itself, uint64, shaped like `indices`; their sum is `order_hash`."""
     positions = np.arange(position_start, position_start + len(indices), dtype=np.uint64)
     spread = mix64_array(positions + np.uint64(GOLDEN))
     return mix64_array(spread ^ indices.astype(np.uint64))

@@ -66,10 +66,8 @@ def whole_parts(proportions: Sequence[float | Fraction]) -> tuple[int, ...]:
     """Return proportions as whole numbers in lowest terms: 0.7 and 0.3 are 7 and 3.
 
     Decimals are taken as they are written. Where the exact numbers would sum to more than 2^30, they are
-    rounded to parts of 2^30.
-
-    Raises:
-        OrderError: a proportion is negative, not finite, or too small beside the others; or none is above 0.
+    rounded to parts of 2^30. Raises OrderError if one is negative, not finite, or too small beside the
+    others, or none is above 0.
     """
     exact = []
     for value in proportions:

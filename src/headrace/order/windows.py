@@ -121,9 +121,7 @@ class WindowPlan(Protocol):
 class JoinedPlan:
     """The windows of several plans, one plan's behind the other's: of each source of a mixture.
 
-    Args:
-        plans: of the sources.
-        documents: of each source.
+    `documents` are how many each source has.
     """
 
     def __init__(self, plans: Sequence[WindowPlan], documents: Sequence[int]) -> None:
@@ -157,15 +155,10 @@ class JoinedPlan:
 
 
 def plan_windows(pack: Packing, documents: int, sizes: Sizes, length: int) -> WindowPlan:
-    """Plan windows over all documents.
+    """Plan windows of `length` inputs over all documents.
 
-    Args:
-        pack: see `Packing`.
-        documents: how many there are.
-        sizes: gives their sizes in tokens; is asked once for all of them, later for some.
-        length: inputs of a window.
-
-    Raises OrderError if the length is no positive number, or the packing is unknown.
+    `sizes` gives their sizes in tokens; it is asked once for all of them, later for some. Raises OrderError
+    if the length is no positive number, or the packing is unknown.
     """
     length = checked("length", length, 1, SAMPLES_MAX)
     if pack not in get_args(Packing):

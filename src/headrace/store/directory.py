@@ -108,14 +108,9 @@ def columns_of(
 ) -> DirectoryColumns:
     """The columns of samples whose extents stand one behind the other.
 
-    Args:
-        names: of the n samples.
-        volume: (m,) of each extent, as `offset` and `length`.
-        offset: where each extent begins.
-        length: bytes of each extent.
-        parts: without `counts`, the names of the parts that every sample has, sorted; else of each extent.
-        counts: (n,) extents of each sample.
-        more: the other fields of `DirectoryColumns`.
+    `volume`, `offset` and `length` are of the (m,) extents. Without `counts`, (n,) extents of each sample,
+    `parts` are the names of those that every sample has, sorted; else of each extent. `more` are other
+    fields.
     """
     blob, name_offsets = join_names(names)
     n, m = len(names), len(length)
@@ -137,10 +132,7 @@ def columns_of(
 
 
 def write_directory(columns: DirectoryColumns, target: str | Path | int) -> DirectoryHeader:
-    """Writes the directory to a new file, or into an open empty one, and syncs it.
-
-    Returns:
-        The header as written.
+    """Writes the directory to a new file, or into an open empty one, and syncs it; returns its header.
 
     Raises SourceError if two samples have the same name, or a column cannot be stored.
     """

@@ -89,13 +89,7 @@ class FolderTree:
         return None
 
     def page(self, folder: bytes, place: int, count: int) -> FolderPage:
-        """Entries of a folder.
-
-        Args:
-            folder: its path; b"" is the root.
-            place: 0, or the place of an entry or page before.
-            count: about so many entries.
-        """
+        """About `count` entries of a folder, from 0 on or from the place of an entry or page before."""
         prefix = folder + b"/" if folder else b""
         width = len(self._parts)
         rank, skip = divmod(place, width)

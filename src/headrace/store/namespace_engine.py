@@ -108,10 +108,7 @@ class NamespaceEngine(RangeEngine):
         return self.policy.engine.reads_in_flight
 
     def open(self, url: str) -> int:
-        """Makes a volume readable: a namespace, or `...#offset+length`.
-
-        Returns:
-            Its bytes.
+        """Makes a volume readable, a namespace or `...#offset+length`; returns its bytes.
 
         Raises FabricError if its target cannot be reached or refuses, or it leaves its namespace, and
         ValueError if the URL is none.

@@ -201,12 +201,9 @@ def _log_notes(where: str, scan: Scan) -> None:
 
 
 def store_of_scan(where: str, scan: Scan, direct: SourceOptions | None = None) -> Store:
-    """A store over a scan, its directory in memory.
+    """A store over a scan, its directory in memory, called `where`.
 
-    Args:
-        where: what it is called.
-        scan: what it holds.
-        direct: how `where` is listed again in another process; if None, the directory goes along.
+    `direct` says how that is listed again in another process; if None, the directory goes along.
     """
     with memory_file() as fd:
         header = write_directory(scan.columns, fd)
@@ -254,11 +251,7 @@ class StoreAddress:
 
 
 def address_of(store: Store) -> StoreAddress | str:
-    """What a process that shares nothing with this one needs to open the same data.
-
-    Returns:
-        The address, or why there is none.
-    """
+    """What a process that shares nothing with this one needs to open the same data, or why there is nothing."""
     direct = store._direct  # noqa: SLF001 - a store's other half
     if isinstance(direct, bytes):
         return "its directory lies in the memory of this process"

@@ -37,16 +37,10 @@ class WriteBuffer:
 
 
 class OutputFile:
-    """A file that is being written from its beginning to its end.
+    """A file that is written from its beginning to its end, and appears when `with` ends without an error.
 
-    Args:
-        path: where the file appears when `with` is left without an error.
-        buffer: the thread's buffer.
-        direct: False never uses O_DIRECT.
-        sync: whether the disk has the file's bytes before it appears. Its name is durable once the folder
-            is synced.
-
-    Raises VolumeError if the disk is full, or the operating system refuses; nothing is left then.
+    `direct=False` never uses O_DIRECT. With `sync` the disk has the bytes before; the name is durable once
+    the folder is synced. Raises VolumeError if the disk is full, or the system refuses; nothing is left then.
     """
 
     def __init__(

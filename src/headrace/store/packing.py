@@ -504,12 +504,7 @@ def _column(name: str, values: list[int | float]) -> NDArray[Any]:
 def fit_to_store(
     columns: DirectoryColumns, source: Mapping[str, Any], place: Path
 ) -> DirectoryColumns:
-    """Makes a new segment agree with its store: new names, the same classes and columns.
-
-    Args:
-        columns: of the new samples.
-        source: what they come from, as the manifest says it.
-        place: the store.
+    """Makes a new segment agree with its store at `place`: new names, the same classes and columns.
 
     Raises SourceError if a name is taken, the columns differ, or labels would mean other classes.
     """

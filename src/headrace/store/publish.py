@@ -225,11 +225,7 @@ def partial_path(target: Path) -> Path:
 
 @contextlib.contextmanager
 def open_partial(path: Path, mode: int = 0o777) -> Iterator[Partial]:
-    """Makes or takes the partial folder and locks it while the block runs.
-
-    Args:
-        path: of the folder.
-        mode: who may read what is built in it; see `base.files.readers`.
+    """Makes or takes the partial folder and locks it while the block runs; `mode` as of `base.files.readers`.
 
     Raises StoreError if another process is building there; StoreExists if something stands there that
     headrace has not made; VolumeError if no folder of this user's stands there, or none can be made.

@@ -181,17 +181,11 @@ def _fetch_directory(where: str, entry: Segment, engine: RemoteEngine, fd: int) 
 
 
 class RemoteVolumes(Volumes):
-    """The remote volumes of one segment.
+    """The remote volumes of one segment, of the store at a URL or of an index in a local folder.
 
-    Args:
-        folder: the store's URL, or the local folder of an index.
-        segment: the segment's manifest entry.
-        engine: reads them.
-        remote: whether the manifest itself came from `folder`, a URL, and is trusted less.
-
-    Raises CorruptStore if a remote manifest names local files, or objects of other buckets, or if that
-    of a namespace names anything but packed volumes, or one that its catalog has not; FabricError if a target
-    cannot be reached.
+    A manifest that itself came from a URL (`remote`) is trusted less. Raises CorruptStore if such a one names
+    local files, or objects of other buckets, or that of a namespace anything but packed volumes that its
+    catalog has; FabricError if a target cannot be reached.
     """
 
     def __init__(

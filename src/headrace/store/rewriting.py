@@ -130,13 +130,8 @@ class ImageRecipe:
     ) -> tuple[memoryview, NDArray[np.uint64], NDArray[np.uint32], RewrittenImages]:
         """Extents as they are packed; those that are no JPEGs, or odd ones, as they were.
 
-        Args:
-            data: their bytes, back to back.
-            length: (extents,) uint64.
-            crc: (extents,) uint32.
-
-        Returns:
-            The same of the extents as they are packed, and what became of the JPEGs among them.
+        `data` has their bytes back to back, `length` and `crc` are (extents,) of each. Returns the same of
+        what is packed, and what became of the JPEGs.
         """
         images = RewrittenImages(str(self))
         after, lengths, outcomes = _native.rewrite_pictures(
@@ -185,14 +180,7 @@ class BrokenPictures:
     def look(
         self, first: int, counts: NDArray[np.int64], length: NDArray[np.uint64], data: memoryview
     ) -> None:
-        """Look at consecutive samples; see `PackedSamples`.
-
-        Args:
-            first: the number of the first one.
-            counts: (samples,) extents of each.
-            length: (extents,) bytes of each.
-            data: their bytes, back to back.
-        """
+        """Look at consecutive samples from number `first` on; see `PackedSamples`. `data` has their bytes."""
         samples = first + np.repeat(np.arange(len(counts)), counts)
         self.empty += samples[(length == 0) & (np.repeat(counts, counts) == 1)].tolist()
         at = np.flatnonzero(length >= _HEAD_BYTES)

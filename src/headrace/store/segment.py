@@ -310,8 +310,7 @@ class OpenSegment:
     ) -> Iterator[tuple[int, int, dict[str, NDArray[np.int64]]]]:
         """The extents of its samples `begin` to `end - 1`, `step` samples at a time.
 
-        Yields:
-            The first sample, the one behind the last, and their extents as `extents_of` gives them.
+        Yields the first sample, the one behind the last, and their extents as `extents_of` gives them.
         """
         end = self.directory.samples if end is None else end
         for first in range(begin, end, step):

@@ -162,8 +162,7 @@ class Placement(NamedTuple):
 class Placer:
     """Decides where samples go: a pure function of their sizes so far.
 
-    Args:
-        volume_bytes: a volume ends before it would grow beyond this, unless one sample alone does.
+    A volume ends before it would grow beyond `volume_bytes`, unless one sample alone does.
     """
 
     def __init__(self, volume_bytes: int) -> None:
@@ -314,12 +313,7 @@ class SegmentWriter:
     def finish(self, columns: DirectoryColumns, source: dict[str, Any]) -> tuple[Segment, bytes]:
         """Writes the directory and the volumes' headers, and syncs everything.
 
-        Args:
-            columns: of the packed samples; extents are filled in here.
-            source: where the samples came from.
-
-        Returns:
-            The segment's manifest entry and its directory's header page.
+        The extents of `columns` are filled in here. Returns the segment's manifest entry and its header page.
         """
         self._fill(columns)
         with self._translated():
@@ -331,8 +325,7 @@ class SegmentWriter:
     def finish_spool(self, columns: DirectoryColumns) -> tuple[VolumeEntry, ...]:
         """Fills in the columns' extents; the volumes can then be read as files, and appended to no more.
 
-        Returns:
-            The volumes. No modification times: a run that is resumed reads them as they are.
+        They have no modification times: a run that is resumed reads them as they are.
         """
         self.commit()
         self._fill(columns)

@@ -165,8 +165,7 @@ def sample_sizes(
 ) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """Sizes in bytes, all parts together, of samples `begin` to `end - 1`.
 
-    Yields:
-        The index of the first sample of a slice, and the sizes of its samples.
+    Yields the index of the first sample of a slice, and the sizes of its samples.
     """
     end = len(store) if end is None else end
     for segment in store.segments:

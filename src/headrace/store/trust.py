@@ -49,15 +49,10 @@ _agreed: set[str] = set()  # by this process, should there be no folder to write
 
 
 def check_trust(kind: Kind, where: str, manifest: Manifest, trust: Trust = None) -> None:
-    """Sees that what a store names outside its folder may be opened.
+    """Sees that what the store at `where` names outside its folder may be opened.
 
-    Args:
-        kind: its volumes, or the sources that they were packed from.
-        where: the store's folder or URL.
-        manifest: its manifest.
-        trust: places that the caller agrees to, from now on.
-
-    Raises StoreError if nobody has agreed to them.
+    `kind`: its volumes, or the sources that they were packed from. `trust`: places that the caller agrees to,
+    from now on. Raises StoreError if nobody has agreed to them.
     """
     places = _places(kind, where, manifest)
     if not places:

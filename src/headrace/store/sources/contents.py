@@ -123,13 +123,9 @@ class FolderKind(NamedTuple):
 
 
 def judge(path: str, formats: Mapping[str, float], wanted: str | None = None) -> FolderKind:
-    """What files of these formats are.
+    """What files are, by how many have each format (companions not counted); `path` is for the error.
 
-    Args:
-        path: for the error.
-        formats: how many files have each (`format_of`); companions are not counted.
-        wanted: the user's own word: `files`, a family, `npy` for rows, `lines`, or one of `SHARD_KINDS`.
-
+    `wanted` is the user's own word: `files`, a family, `npy` for rows, `lines`, or one of `SHARD_KINDS`.
     Raises SourceError if the files are of several kinds, or none is of the wanted one.
     """
     counts = Counter[str]()

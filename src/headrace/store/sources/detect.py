@@ -78,15 +78,10 @@ _WITH_COLUMNS = {
 def open_source(
     source: Any, options: SourceOptions, objects: ObjectEngine | None = None
 ) -> Scan | Stream:
-    """Lists a source, whatever it is.
+    """Lists a source, whatever it is: a path, a pattern, a list of files, a `datasets.Dataset`, an iterable.
 
-    Args:
-        source: a path, a pattern with `*`, `?` or `[`, a list of files of one kind, a
-            `datasets.Dataset`, or an iterable of samples.
-        options: how to read it.
-        objects: reads URLs; one with default options is made if there are some.
-
-    Raises SourceError if it is nothing that headrace can read, or is damaged.
+    `objects` reads URLs; one with default options is made if there are some. Raises SourceError if it is
+    nothing that headrace can read, or is damaged.
     """
     opened = _open_any(source, options, objects)
     return _without_labels(opened) if options.label == "" else opened

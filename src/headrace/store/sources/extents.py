@@ -350,15 +350,8 @@ def neighbours(
 ) -> Iterator[tuple[NDArray[np.int64], int, int]]:
     """Sorts extents by place and cuts them into runs that are read at once.
 
-    Args:
-        volume: of each extent, as `offset` and `length`.
-        offset: where each extent begins.
-        length: bytes of each extent.
-        gap_bytes: a gap up to this long is read too.
-        span_bytes: a run is no longer than this, unless one extent is.
-
-    Yields:
-        The numbers of a run's extents, by offset, and where the run begins and ends.
+    A gap up to `gap_bytes` is read too; no run is longer than `span_bytes`, unless one extent is. Yields the
+    numbers of a run's extents, by offset, and where the run begins and ends.
     """
     order = np.lexsort((offset, volume))
     stops = (offset + length)[order].tolist()

@@ -58,8 +58,7 @@ def scan_folder(
 ) -> Scan | Shards:
     """Lists a folder, and decides what its files are.
 
-    Raises:
-        SourceError: it has no samples, something in it cannot be one, or what they are is not to be told.
+    Raises SourceError if it has no samples, something in it cannot be one, or what they are is not to be told.
     """
     options = options or SourceOptions()
     root = os.path.abspath(os.fspath(path))

@@ -62,11 +62,7 @@ class _Mapping(NamedTuple):
 
 
 class MappedFiles:
-    """The files that are mapped now.
-
-    Args:
-        text: as the kernel writes it into `/proc/self/maps`; read from there if not given.
-    """
+    """The files that are mapped now; `text` is as the kernel writes it into `/proc/self/maps`."""
 
     def __init__(self, text: bytes | None = None) -> None:
         if text is None:

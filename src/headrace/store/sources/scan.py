@@ -582,16 +582,7 @@ def stream_rows(
 ) -> Stream:
     """The rows of files that can only be read front to back.
 
-    Args:
-        paths: the files.
-        read: gives each row of a file, with the number of rows in it.
-        source: for the manifest.
-        options: what to do with rows that are no samples.
-        reason: why there are no places to be indexed.
-        class_names: gives the names of labels 0, 1, ... when all was read.
-        notes: `Stream.notes`.
-        count: `Stream.count`.
-        label: `Stream.label`.
+    `read` gives each row of a file, with the number of rows in it. All others are fields of the `Stream`.
     """
     labels = dict(zip(paths, shard_labels(list(paths)), strict=True))
 

@@ -179,11 +179,8 @@ def _old_ends(path: str) -> SourceError:
 def parse_line(line: bytes | memoryview, name: str | None = None) -> Any:
     """What a line of JSON says.
 
-    Args:
-        line: in UTF-8.
-        name: the field that is wanted: of two that are called so, each reader takes another one.
-
-    Raises ValueError if it is no JSON in UTF-8, or has the field twice.
+    Raises ValueError if it is no JSON in UTF-8, or has the field `name`, which is wanted, twice: of two that
+    are called so, each reader takes another one.
     """
     text = str(line, "utf-8")
     value = json.loads(text)
@@ -339,16 +336,9 @@ def _labels_of_words(
 ) -> tuple[NDArray[np.int64], tuple[bytes, ...] | None]:
     """The labels that a table's cells say, (cells,), -1 for none: whole numbers, or else classes by name.
 
-    Args:
-        words: the cells.
-        lines: the line of each, for errors.
-        path: the table.
-        name: the column's name.
-
-    Returns:
-        The labels; and the names of classes 0, 1, ..., sorted, if the cells are words.
-
-    Raises SourceError if numbers and words are mixed, or a number is not whole or out of range.
+    For errors there are the line of each cell, the table's path and the column's name. Returns the labels,
+    and the names of classes 0, 1, ..., sorted, if the cells are words. Raises SourceError if numbers and
+    words are mixed, or a number is not whole or out of range.
     """
 
     def cell(word: str) -> str:
@@ -416,15 +406,10 @@ def scan_listed(
     *,
     lines: Sequence[int] | None = None,
 ) -> Scan:
-    """Files that somebody listed, each a sample, in this order.
+    """Files that somebody listed by absolute paths, each a sample, in this order.
 
-    Args:
-        where: the list, for errors.
-        paths: absolute paths.
-        labels: (paths,) int64, -1 for none, or None; and the names of labels 0, 1, ..., or None.
-        source: for the manifest of the store.
-        options: what to do with files that cannot be read.
-        lines: the line of the list that names each file, for errors; None for rows that count from 0.
+    `labels` are (paths,) int64, -1 for none, or None; and the names of labels 0, 1, ..., or None. For errors
+    there are `where` the list is, and `lines`, which name each file; None for rows that count from 0.
     """
     root = os.path.commonpath([os.path.dirname(os.path.normpath(path)) for path in paths])
 
