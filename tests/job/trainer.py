@@ -87,7 +87,8 @@ def main() -> None:
             out |= read_torch(store, given)
         out |= {
             "figures": dict(store.objects.figures()), "fetched": store.directories.fetched,
-            "local": store.local_samples, "state": store.document.state,
+            "local": sum(s.entry.samples for s in store.segments if s.volumes.local),
+            "state": store.document.state,
             "checked": [s.directory.has_crc for s in store.segments],
         }  # fmt: skip
     print(json.dumps(out), flush=True)

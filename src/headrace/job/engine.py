@@ -295,15 +295,7 @@ class _Live:
 
 
 class JobEngine(Closing):
-    """Reads a job's volumes. Thread-safe.
-
-    Args:
-        meeting: where `job.json` stands.
-        document: as it was when the store was opened.
-        own: this node's rank, whose places come first; None if it is none of the job's.
-        shares: each segment's directory and first sample.
-        open_source: opens the source.
-    """
+    """Reads a job's volumes. Thread-safe."""
 
     def __init__(
         self,
@@ -314,8 +306,8 @@ class JobEngine(Closing):
         open_source: Callable[[], Store],
     ) -> None:
         self._meeting = meeting
-        self._document = document
-        self._own = own
+        self._document = document  # as it was when the store was opened
+        self._own = own  # this node's rank, whose places come first; None: it is none of the job's
         self._shares = {volume_name(document.session, k): share for k, share in enumerate(shares)}
         self._open_source = open_source
         self._lock = threading.Lock()

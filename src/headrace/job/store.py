@@ -109,11 +109,6 @@ class JobStore(Store):
     directories: Directories  # where the node keeps the job's directories
     meeting: Meeting
 
-    @property
-    def local_samples(self) -> int:
-        """Samples that are read from this node's own disk."""
-        return sum(s.entry.samples for s in self.segments if getattr(s.volumes, "local", False))
-
     agrees = True
     appendable = False
 

@@ -115,18 +115,7 @@ class _Postponed:
 
 
 class ServedData:
-    """Serves batches of one data set. All methods are for the daemon's loop alone.
-
-    Args:
-        number: its name in messages.
-        store: the data set.
-        part_names: the parts that are read.
-        options: how to read.
-        tiers: `ram_bytes` is what it begins with.
-        gathering: threads that put batches together.
-        keeping: a thread that copies what may as well be left.
-        loop: the daemon's.
-    """
+    """Serves batches of one data set. All methods are for the daemon's loop alone."""
 
     def __init__(
         self,
@@ -140,7 +129,7 @@ class ServedData:
         keeping: Executor,
         loop: Loop,
     ) -> None:
-        self.number = number
+        self.number = number  # names it in messages
         self.store = store
         self.source_path, self.samples_count = store.path, len(store)
         self.part_names = tuple(part_names)
@@ -162,7 +151,8 @@ class ServedData:
             source=store.path,
         )  # fmt: skip
         self._deadline_s = options.deadline_s
-        self._gathering, self._keeping = gathering, keeping
+        self._gathering = gathering  # threads that put batches together
+        self._keeping = keeping  # a thread that copies what may as well be left
         self._loop = loop
         loop.register(self._done_fd, self._done)
         # Zeros that were never written to take no memory. 0: nobody reads the sample.

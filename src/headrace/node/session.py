@@ -110,25 +110,18 @@ _NUMBERED = (wire.Ask, wire.Open, wire.Files, wire.FilesAsked, wire.StatusAsked,
 
 
 class Session:
-    """One client.
-
-    Args:
-        host: the daemon.
-        number: names it in logs and reports.
-        pid: the client's process; 0 where it is not known.
-        send: queues a message for it, with descriptors that stay open as long as an owner lives.
-
-    Attributes:
-        failed: an answer to it was lost: it must be hung up on, or it would wait for ever.
-    """
+    """One client."""
 
     def __init__(self, host: Server, number: int, pid: int, send: Callable[..., None]) -> None:
         self._host = host
-        self.number = number
-        self.pid = pid
-        self._send = send
+        self.number = number  # names it in logs and reports
+        self.pid = pid  # 0: it is not known
+        self._send = (
+            send  # queues a message, with descriptors that stay open as long as an owner lives
+        )
         self.job: ClientJob | None = None
-        self.closed = self.failed = False
+        self.closed = False
+        self.failed = False  # an answer was lost: it must be hung up on, or it would wait for ever
         self.leases: dict[int, _Lease] = {}
         self.held_bytes = 0
         self._last_ticket = 0

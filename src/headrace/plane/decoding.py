@@ -165,15 +165,7 @@ class _Refused(NamedTuple):
 class Decoding:
     """The stage `decode`: threads that decode the batches of one pipeline.
 
-    Args:
-        images: what pictures become.
-        seed: of what is drawn for them.
-        part_names: the parts that are read.
-        threads: that decode; None: as many as this process has processors.
-
-    Attributes:
-        keeps_buffers: give no buffer back to the system while a pool lives, so that they may be page-locked;
-            set before the first batch.
+    Without a number, there are as many as this process has processors.
     """
 
     name = "decode"
@@ -186,6 +178,8 @@ class Decoding:
         self.images = images
         self.fallbacks = 0  # pictures that Pillow decoded, because the native decoders refused them
         self.seed = seed  # of the crops and flips of batches that are submitted from now on
+        # Give no buffer back to the system while a pool lives, so that they may be page-locked: set it
+        # before the first batch.
         self.keeps_buffers = False
         self._part, self._parts = images.part_of(part_names), len(part_names)
         self._mask = None if images.mask is None else list(part_names).index(images.mask)

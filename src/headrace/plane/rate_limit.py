@@ -221,15 +221,10 @@ _THROTTLE_BURST_S = 0.25
 
 
 class Throttle(ReadStage):
-    """Limits the rate of what is read below it.
+    """Limits the rate of what is read below it: bytes, and reads (one per sample, unless read together).
 
-    Args:
-        below: what reads.
-        bytes_of: bytes of the samples with these indices.
-        bytes_per_s: limit; None for none.
-        reads_per_s: limit of reads, one per sample unless they were read together; None for none.
-        deadline_s: how long a request may be held back without any being let go.
-        room: bytes that what reads can work on at a time; None: no end.
+    A request may be held back for `deadline_s` without any being let go. `room` says how many bytes what reads
+    can work on at a time; None: no end.
     """
 
     name = "throttle"

@@ -70,16 +70,9 @@ def memory_quota(
 
 
 class MemoryTier(ReadStage):
-    """Keeps samples in memory.
+    """Keeps samples in memory: as many as the quota allows, not counting batches under way.
 
-    Args:
-        below: what reads those that are not held.
-        samples: in the data set.
-        parts: parts that are read of each.
-        quota_bytes: memory that may be taken, not counting batches under way.
-        yielding: give memory back when it runs short.
-        available: bytes of memory that can still be taken.
-        shared: hold and deliver in memory that other processes may map.
+    `shared`: it is memory that other processes may map.
     """
 
     name = "ram"
@@ -99,8 +92,8 @@ class MemoryTier(ReadStage):
         self._cache = _native.SampleCache(
             samples=samples, parts=parts, quota_bytes=quota_bytes, shared=shared
         )
-        self._yielding = yielding
-        self._available = available
+        self._yielding = yielding  # give memory back when it runs short
+        self._available = available  # bytes that can still be taken
         self._looked_at = time.monotonic()
         self._lock = threading.Lock()
         self._samples = self._bytes = self._hit_bytes = 0

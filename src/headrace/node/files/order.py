@@ -182,19 +182,13 @@ class _Epoch:
 
 
 class OrderFollower:
-    """Follows a program through epochs.
-
-    Args:
-        files: how many there are; they are numbered from 0.
-        order_of: the order of an epoch (0, 1, ...), int64; the same array again where they are alike.
-        following: whether the order is believed before anything was opened.
-    """
+    """Follows a program through epochs; if it is `following`, the order is believed before any open."""
 
     def __init__(
         self, files: int, order_of: Callable[[int], NDArray[np.int64]], *, following: bool
     ) -> None:
         self._files = files
-        self._order_of = order_of
+        self._order_of = order_of  # gives the same array again where epochs are alike
         self._number = 0
         self._now = _Epoch(order_of(0), files)
         self._next: _Epoch | None = None
@@ -342,15 +336,9 @@ def given_order(
 
 
 class Foresight:
-    """Watches opens and says what comes.
+    """Watches opens of files, numbered in the order of their paths, and says what comes.
 
-    Args:
-        files: how many there are; they are numbered from 0 in the order of their paths.
-        given: what the user says.
-        earlier: the order of an earlier run of the same job.
-
-    Attributes:
-        learned: the last epoch's order; None: none has ended.
+    It may be given an order by the user, and that of an earlier run of the same job.
     """
 
     def __init__(
@@ -362,7 +350,7 @@ class Foresight:
         self._files = files
         self._epochs = Epochs(files)
         self._followers: dict[str, OrderFollower] = {}
-        self.learned: NDArray[np.int64] | None = None
+        self.learned: NDArray[np.int64] | None = None  # the last epoch's; None: none has ended
         self.divergences = 0  # how often the program left the order that it was believed to keep to
         if given is not None:
             self._followers[given[0]] = OrderFollower(files, given[1], following=True)

@@ -214,17 +214,9 @@ _MODE, _MTIME, _ATIME = map(STAT_COLUMNS.index, ("st_mode", "st_mtime_ns", "st_a
 
 
 class ProgramRun:
-    """One run.
+    """One run: a program that opens files from `roots`, in whatever way it spells them.
 
-    Args:
-        roots: what it opens files from.
-        spellings: (as programs may spell a root, its resolved path).
-        job: whose quotas count.
-        immutable: nobody changes the files meanwhile.
-
-    Attributes:
-        trees: what was known of the roots when it was made.
-        paths, stats: all files, by number.
+    `spellings` are those, each with its resolved path; `immutable`: nobody changes the files meanwhile.
     """
 
     def __init__(
@@ -236,7 +228,8 @@ class ProgramRun:
         immutable: bool = False,
     ) -> None:
         self.roots = tuple(roots)
-        self.job = job
+        self.job = job  # whose quotas count
+        # What is known of the roots now; all files are numbered through.
         self.trees = trees = tuple(root.tree for root in roots if root.tree is not None)
         assert len(trees) == len(self.roots)
         self.paths = [path for tree in trees for path in tree.paths]
