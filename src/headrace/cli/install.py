@@ -84,9 +84,9 @@ def init(
             f"the project's name is missing: headrace init NAME [--recipe {known_names}]"
         )
     chosen = recipe_named(recipe)
-    files = sorted(chosen.files)
-    document = {"path": make_project(chosen, name), "recipe": chosen.name, "files": files}
-    output.result({**document, "packages": chosen.packages}, f"{name}: {', '.join(files)}")
+    project = make_project(chosen, name)
+    document = {"path": project.path, "recipe": project.recipe, "files": project.files}
+    output.result({**document, "packages": chosen.packages}, f"{name}: {', '.join(project.files)}")
     if output.as_json:
         return
     output.remark(f"It uses {', '.join(chosen.packages)}. {name}/README.md says how to go on:")

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from headrace.base.files import temporary_name
 from headrace.errors import ClusterError, ClusterRequestError
 
-__all__ = ["RECIPES", "TrainingRecipe", "make_project", "recipe_named", "recipes_folder"]
+__all__ = ["RECIPES", "Project", "TrainingRecipe", "make_project", "recipe_named", "recipes_folder"]
 
 
 class TrainingRecipe(NamedTuple):
@@ -75,8 +75,16 @@ def recipes_folder() -> Path:
 # -- projects ------------------------------------------------------------------------------------------
 
 
-def make_project(recipe: TrainingRecipe, folder: str | os.PathLike[str]) -> Path:
-    """Make a project, the files of a recipe, in a folder that does not exist, or is empty."""
+class Project(NamedTuple):
+    """What was made."""
+
+    path: Path
+    recipe: str
+    files: tuple[str, ...]
+
+
+def make_project(recipe: TrainingRecipe, folder: str | os.PathLike[str]) -> Project:
+    """Make a project in a folder that does not exist, or is empty."""
     target = Path(folder).absolute()
     is_folder = target.is_dir() and not target.is_symlink()
     names = sorted(path.name for path in target.iterdir()) if is_folder else []
@@ -88,11 +96,12 @@ def make_project(recipe: TrainingRecipe, folder: str | os.PathLike[str]) -> Path
             path=str(target),
             next_step="Name another folder.",
         )
+    files = recipe.files
     temporary = Path(temporary_name(target))
     os.umask(mask := os.umask(0o022))
     try:
         temporary.mkdir(parents=True)
-        for name, source in recipe.files.items():
+        for name, source in files.items():
             shutil.copyfile(source, temporary / name)
             (temporary / name).chmod((0o777 if name.endswith(".sh") else 0o666) & ~mask)
         temporary.rename(target)  # refuses a folder that got files meanwhile
@@ -103,4 +112,4 @@ def make_project(recipe: TrainingRecipe, folder: str | os.PathLike[str]) -> Path
             path=str(target),
             next_step="Name a folder that you may write.",
         ) from e
-    return target
+    return Project(target, recipe.name, tuple(sorted(files)))
