@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from headrace.telemetry.history import JobRecord
@@ -268,15 +269,12 @@ def starving_of(
     every = list(records)
     hungry = [record for record in every if (record.stall or 0.0) >= least]
     jobs = sorted(map(_job, hungry), key=lambda j: (-j.lost_gpu_hours, -j.waited_s, j.job_id))
-    users, systems, causes = (defaultdict[str, list[_Amounts]](list) for _ in range(3))
-    for record in hungry:
-        lost_s, waited_s = sum(record.lost.values()), sum(record.waited.values())
-        users[record.user].append((record.gpu_hours, lost_s, waited_s))
-        _spread(systems, record.lost_by_file_system, record.waited_by_file_system)
-        _spread(causes, record.lost, record.waited)
+    users = [(r.user, r.gpu_hours, sum(r.lost.values()), sum(r.waited.values())) for r in hungry]
+    systems = (_spread(r.lost_by_file_system, r.waited_by_file_system) for r in hungry)
+    causes = (_spread(r.lost, r.waited) for r in hungry)
     return Starving(
         since_s=since_s, until_s=until_s, jobs=tuple(jobs), users=_groups(users),
-        file_systems=_groups(systems), causes=_groups(causes),
+        file_systems=_groups(chain(*systems)), causes=_groups(chain(*causes)),
         gpu_hours=sum(record.gpu_hours for record in every),
         lost_gpu_hours=sum(job.lost_gpu_hours for job in jobs),
     )  # fmt: skip
@@ -293,25 +291,25 @@ def _job(record: JobRecord) -> StarvingJob:
     )  # fmt: skip
 
 
-_Amounts = tuple[float, float, float]
-"""Of a job: GPU-hours that it had, seconds of GPUs lost, seconds waited."""
+_Lost = tuple[str, float, float, float]
+"""Of a job: a name, GPU-hours that it had, seconds of GPUs lost, seconds waited."""
 
 
-def _spread(
-    groups: dict[str, list[_Amounts]], lost: Mapping[Any, float], waited: Mapping[Any, float]
-) -> None:
-    """Add a job to each name that it lost or waited at."""
-    for name in {**lost, **waited}:
-        groups[str(name)].append((0.0, lost.get(name, 0.0), waited.get(name, 0.0)))
+def _spread(lost: Mapping[Any, float], waited: Mapping[Any, float]) -> list[_Lost]:
+    """What a job lost and waited, by name."""
+    return [(str(n), 0.0, lost.get(n, 0.0), waited.get(n, 0.0)) for n in {**lost, **waited}]
 
 
-def _groups(groups: Mapping[str, list[_Amounts]]) -> tuple[StarvingGroup, ...]:
+def _groups(parts: Iterable[_Lost]) -> tuple[StarvingGroup, ...]:
     """Who lost most, first."""
-    rows = []
-    for name, jobs in groups.items():
-        gpu_hours, lost_s, waited_s = map(sum, zip(*jobs, strict=True))
-        rows += [StarvingGroup(
-            name=name, jobs=len(jobs), gpu_hours=gpu_hours, lost_gpu_hours=lost_s / 3600,
-            waited_s=waited_s,
-        )]  # fmt: skip
+    by_name = defaultdict[str, list[_Lost]](list)
+    for part in parts:
+        by_name[part[0]].append(part)
+    rows = [
+        StarvingGroup(
+            name=name, jobs=len(jobs), gpu_hours=sum(job[1] for job in jobs),
+            lost_gpu_hours=sum(job[2] for job in jobs) / 3600, waited_s=sum(job[3] for job in jobs),
+        )
+        for name, jobs in by_name.items()
+    ]  # fmt: skip
     return tuple(sorted(rows, key=lambda g: (-g.lost_gpu_hours, -g.waited_s, g.name)))

@@ -156,7 +156,6 @@ class Listener:
         self._path = path
         self.state: Callable[[], dict[str, Any]] = dict
         self._newest: dict[tuple[int, bytes], Datagram] = {}
-        self.dropped = 0
         self.urgent = False
         """A process's last report, or a notice, is among those that were not taken."""
         self._asking: list[Any] = []
@@ -192,8 +191,6 @@ class Listener:
             elif key in self._newest or len(self._newest) < SENDERS_MAX:
                 self._newest[key] = Datagram(message, pid, uid, time.monotonic(), time.time())
                 self.urgent = self.urgent or any(word in message for word in _URGENT)
-            else:
-                self.dropped += 1
 
     @property
     def asked_to_write(self) -> bool:

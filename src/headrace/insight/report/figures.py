@@ -170,7 +170,6 @@ class Curves:
     """One trace, of bounded size."""
 
     rank: int
-    host: str
     times: NDArray[np.float64]  # Unix seconds, shape (points,)
     over_time: NDArray[np.float64]  # sums up to these, shape (points, columns)
     ordinals: NDArray[np.float64]  # steps of this trace, shape (points,)
@@ -193,7 +192,7 @@ def curves_of(trace: RankTrace, evidence: Evidence) -> Curves:
     times, over_time = _over_time(steps, sums, worked_s)
     slowest = np.argsort(steps["asked_s"] - steps["delivered_s"], kind="stable")[:SLOWEST]
     return Curves(
-        rank=trace.rank, host=trace.host, times=times + (trace.began_unix_s - trace.began_s),
+        rank=trace.rank, times=times + (trace.began_unix_s - trace.began_s),
         over_time=over_time, ordinals=ordinals, over_steps=sums[ordinals.astype(np.int64)],
         epochs=epochs, slowest=steps[slowest], total=sums[-1],
     )  # fmt: skip
