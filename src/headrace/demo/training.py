@@ -189,7 +189,6 @@ class Training:
         self.loss_sum = self.seconds = self.stall_s = 0.0
 
     def _accuracy(self) -> float:
-        """The share of held-out images that are right."""
         self.model.eval()
         with torch.no_grad():
             right = [

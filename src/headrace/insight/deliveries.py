@@ -95,7 +95,6 @@ def histories(traces: Iterable[RankTrace]) -> list[LoaderHistory]:
 
 
 def _began_s(trace: RankTrace) -> float:
-    """Unix time of its first step."""
     if not len(trace.steps):
         return trace.began_unix_s
     return trace.unix_s(float(trace.steps["asked_s"][0]))

@@ -127,7 +127,6 @@ class DaemonWatch(_Window):
 
 
 def _answer(jobs: list[Row], seconds: float) -> str:
-    """The one thing to know."""
     if not seconds:
         return "looking"
     starving = [job for job in jobs if (job["stall"] or 0.0) > BUSY_SHARE]

@@ -296,7 +296,6 @@ _Lost = tuple[str, float, float, float]
 
 
 def _spread(lost: Mapping[Any, float], waited: Mapping[Any, float]) -> list[_Lost]:
-    """What a job lost and waited, by name."""
     return [(str(n), 0.0, lost.get(n, 0.0), waited.get(n, 0.0)) for n in {**lost, **waited}]
 
 

@@ -275,7 +275,6 @@ def _examined(name: str, document: Mapping[str, Any]) -> Storage:
 
 
 def _real(value: Any) -> float:
-    """A positive, finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{value!r} is no number")
     if not (math.isfinite(value) and value > 0):

@@ -230,7 +230,6 @@ class Agent:
         self.listener.written()
 
     def _receive_reports(self) -> None:
-        """Count what processes report."""
         self.listener.receive()
         for datagram in self.listener.take():
             try:
@@ -271,7 +270,6 @@ class Agent:
         return grown
 
     def _explain_node(self, now: Now) -> None:
-        """Ask the node daemon why jobs waited for it, if any did."""
         soon = now.mono_s - self._node_asked_s < NODE_ASKED_S and not self.loop.stopping
         if soon or not self.accounts.waiting_for_node():
             return

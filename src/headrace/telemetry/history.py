@@ -324,7 +324,6 @@ class FileHistory:
 
 
 def _written_s(file: Path) -> float:
-    """When it was written last."""
     written_s = 0.0
     for path in (file, Path(f"{file}-wal")):
         with contextlib.suppress(OSError):

@@ -179,7 +179,6 @@ class Processes:
         return jobs
 
     def _meet(self, pid: int) -> _Known:
-        """Look at a process that is new."""
         stat = _stat(self._read(pid, "stat"))
         known = _Known(began_ticks=stat[2] if stat else 0)
         try:

@@ -113,7 +113,6 @@ class Run:
         return f"Run({self.path!r}, {len(ranks):,} ranks, {steps:,} steps)"
 
     def _repr_html_(self) -> str:
-        """A card for notebooks."""
         from headrace.pages.html import card
 
         traces = [trace for trace in self.ranks if len(trace.steps)]

@@ -151,7 +151,6 @@ class StoreBrowser:
 
 
 def _resident(path: str, extent: Extent) -> int | None:
-    """Bytes of an extent in the page cache."""
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:

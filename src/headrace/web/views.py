@@ -492,7 +492,6 @@ def rows(
 
 
 def _sentence(text: str) -> str:
-    """A sentence; longer than a name may be."""
     return "".join(plain(c) for c in text[:2000])
 
 

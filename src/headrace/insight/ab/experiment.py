@@ -199,7 +199,6 @@ def _compare(
 
 
 def _roots(learned: MeasuredRun, options: AbOptions) -> list[str]:
-    """The folders to serve."""
     if options.roots:
         return [os.path.abspath(root) for root in options.roots]
     # What is gone by now it had made for itself.

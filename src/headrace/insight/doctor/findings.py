@@ -445,7 +445,6 @@ _OF_WORKERS: Final = (Cause.DECODE, Cause.COLLATE, Cause.PYTHON)
 
 
 def _cause(findings: Findings, work: Work, loader: str, workers: int, rate: float) -> str:
-    """What holds a loader back."""
     if loader == TORCH:
         parts = torch_shares(work, workers)
         wait = 1.0 - sum(parts.values())

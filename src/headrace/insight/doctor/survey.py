@@ -474,7 +474,6 @@ def _no_files(path: str, seen: Walk, extensions: Sequence[str]) -> SourceError:
 def _library(
     library: LibraryFolder, path: str, seconds: float, stop: _Stop
 ) -> tuple[DataSet, SamplePool]:
-    """What a library wrote."""
     if library.kind == "folder":
         return _folder(library.paths[0], seconds, stop)
     paths, kind = library.paths, library.kind
@@ -500,7 +499,6 @@ def _notes(seen: Walk, *, hidden: bool = False) -> list[str]:
 
 
 def _files(paths: list[str], path: str, seconds: float, stop: _Stop) -> tuple[DataSet, SamplePool]:
-    """One file, or those of a pattern."""
     try:
         kind = detect_file(paths[0])
     except SourceError:
@@ -519,7 +517,6 @@ def _files(paths: list[str], path: str, seconds: float, stop: _Stop) -> tuple[Da
 def _shards(
     names: list[str], seconds: float, stop: _Stop, **more: Any
 ) -> tuple[DataSet, SamplePool]:
-    """Files with many samples in each."""
     sized, sizes = _sizes(names, 0.2 * seconds, stop)
     more["exact"] &= len(sized) == len(names)
     return survey_shards(ShardFiles(names=sized, sizes=sizes, **more), 0.5 * seconds, stop)
@@ -528,7 +525,6 @@ def _shards(
 def _sizes(
     names: Sequence[str], seconds: float, stop: _Stop
 ) -> tuple[list[str], NDArray[np.int64]]:
-    """Files that can be looked at, and their sizes."""
     until = time.monotonic() + seconds
     kept: list[str] = []
     sizes: list[int] = []

@@ -135,7 +135,6 @@ class _Follower:
             self._move(event, visit)
 
     def _move(self, event: _Event, visit: Visit) -> None:
-        """Bytes that were read or written."""
         about, name = event.arguments, event.name
         nbytes = _integer(about.get("ret"), None)
         if nbytes is None:

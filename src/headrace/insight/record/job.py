@@ -539,7 +539,6 @@ def _usual(rhythm: Rhythm, *, timed: bool) -> Rhythm:
 
 
 def _doubts(rhythm: Rhythm, lost: int, blind: int, reads: SampleReads) -> Iterator[str]:
-    """What makes the record less sure."""
     if not reads.timed:
         yield (
             "of files that a process opened again the first open's time alone is known: each epoch is "

@@ -230,7 +230,6 @@ def _texts(slots: NDArray[np.void], at: NDArray[np.intp]) -> dict[int, str]:
 def _visits(  # noqa: C901 - a case for each kind of call
     process: int, slots: NDArray[np.void], text_of: Mapping[int, str]
 ) -> list[Visit]:
-    """All visits of a process, in the order of their opens."""
     visits: list[Visit] = []
     open_now: dict[int, Visit] = {}
     names = ("kind", "flags", "thread", "begin_ns", "offset", "nbytes", "seconds", "fd")

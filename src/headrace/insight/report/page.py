@@ -400,7 +400,6 @@ def _value(text: str) -> tuple[str, str]:
 
 
 def _verdict(run: TraceFigures) -> Iterator[str]:
-    """Why it waited, and what to do."""
     verdict, waited_s = run.verdict, run.of("waited_s")
     if verdict is None or not run.causes or waited_s <= 0:
         return
