@@ -18,8 +18,7 @@ SMALL = StorageOptions(size_bytes=8 << 20, seconds=0.002, files=70)
 
 def test_a_mount_is_characterised_and_left_as_it_was(tmp_path):
     (tmp_path / "mine").write_bytes(b"x")
-    reported = []
-    document = characterise(str(tmp_path), SMALL, reported.append)
+    document = characterise(str(tmp_path), SMALL)
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
     for rates in document["sequential"].values():
         assert set(rates) == {"1", "4"}
@@ -37,7 +36,6 @@ def test_a_mount_is_characterised_and_left_as_it_was(tmp_path):
         assert 0 < times["p50"] <= times["p99"] <= times["p99.9"] <= times["max"]
     assert [each["about"] for each in document["advice"]] == ["packing", "depth", "block size"]
     assert document["provenance"]["mount"]["type"]
-    assert len(reported) > 10
     json.dumps(document)
 
 

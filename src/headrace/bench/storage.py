@@ -88,11 +88,7 @@ class StorageOptions:
             raise ValueError(f"files is {self.files}, expected 1 to 1,000,000")
 
 
-def characterise(
-    path: str,
-    options: StorageOptions | None = None,
-    progress: Callable[[str], None] = lambda _what: None,
-) -> dict[str, Any]:
+def characterise(path: str, options: StorageOptions | None = None) -> dict[str, Any]:
     """Measure a mount. Nothing is left on it.
 
     Returns:
@@ -107,7 +103,7 @@ def characterise(
     with _scratch(path) as folder:
         check_free_space(Path(folder), 2 * options.size_bytes + options.files * _SAMPLE_BYTES)
         try:
-            document = _measured(folder, options, progress)
+            document = _measured(folder, options)
         except OSError as e:
             raise write_error(e, e.filename or folder) from e
     return {
@@ -157,13 +153,10 @@ def _remove(folder: str) -> bool:
         time.sleep(0.05)
 
 
-def _measured(
-    folder: str, options: StorageOptions, progress: Callable[[str], None]
-) -> dict[str, Any]:
+def _measured(folder: str, options: StorageOptions) -> dict[str, Any]:
     large, seconds = os.path.join(folder, "large"), options.seconds
     write: dict[str, float] = {}
     for streams in _STREAMS:
-        progress(f"sequential writes, {streams} at a time")
         paths = [f"{large}{n}" for n in range(streams)] if streams > 1 else [large]
         write[str(streams)] = _write_bytes_per_s(paths, options.size_bytes // streams)
         for path in paths if streams > 1 else ():
@@ -177,7 +170,6 @@ def _measured(
         notes = ["this file system has no reads past the page cache: what is read twice is quicker"]
     read: dict[str, float] = {}
     for streams in _STREAMS:
-        progress(f"sequential reads, {streams} at a time")
         read[str(streams)] = _read_bytes_per_s(
             large, streams=streams, direct=direct, seconds=seconds
         )
@@ -186,16 +178,12 @@ def _measured(
         with contextlib.closing(_BlockReader(large, block_bytes, direct=direct)) as blocks:
             engine = blocks.engine
             for depth in _DEPTHS:
-                progress(f"random reads of {block_bytes >> 10} KiB, {depth} in flight")
                 rate = blocks.rate(depth, seconds)
                 cells.append(Cell(block_bytes, depth, rate["bytes_per_s"]))
-    progress("batches of small samples")
     with contextlib.closing(_BlockReader(large, _SAMPLE_BYTES, direct=direct)) as blocks:
         packed = blocks.rate(_SAMPLE_DEPTH, seconds)
     files = _file_rate(_small_files(folder, options.files))
-    progress("latency")
     latency = _latencies_s(large, direct=direct, seconds=2 * seconds)
-    progress("metadata")
     empty = os.path.join(folder, "metadata")
     os.mkdir(empty)
     advice = advice_of(
