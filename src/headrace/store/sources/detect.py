@@ -11,7 +11,7 @@ import os
 import re
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.errors import SourceError, VolumeError
 from headrace.io.objects.location import base_name, expand_numbers, is_url, shown
@@ -33,46 +33,42 @@ _SUPPORTED = (
     "samples"
 )
 
+
+class _Opener(NamedTuple):
+    """The module, and the function in it, that opens files of a kind."""
+
+    module: str
+    function: str
+    columns: bool = False  # whether the samples' columns can be named
+    objects: bool = False  # whether it is read where it lies in an object store
+
+
 _OPENERS = {
-    "tar": ("tar", "open_tar"),
-    "tfrecord": ("tfrecord", "scan_tfrecord"),
-    "hdf5": ("hdf5", "open_hdf5"),
-    "parquet": ("parquet", "open_parquet"),
-    "arrow": ("arrow", "open_arrow"),
-    "mds": ("mds", "scan_mds"),
-    "litdata": ("mds", "open_litdata"),
-    "array_record": ("tfrecord", "stream_array_record"),
-    "jsonl": ("text", "open_jsonl"),
-    "lines": ("text", "open_lines"),
-    "manifest": ("text", "open_manifest"),
-    "coco": ("text", "open_coco"),
-    "zarr": ("libraries", "open_zarr"),
-    "lmdb": ("libraries", "open_lmdb"),
-    "lance": ("libraries", "open_lance"),
-    "tokens": ("tokens", "scan_tokens"),
-    "megatron": ("tokens", "scan_megatron"),
+    "tar": _Opener("tar", "open_tar", objects=True),
+    "tfrecord": _Opener("tfrecord", "scan_tfrecord", objects=True),
+    "hdf5": _Opener("hdf5", "open_hdf5", columns=True),
+    "parquet": _Opener("parquet", "open_parquet", columns=True, objects=True),
+    "arrow": _Opener("arrow", "open_arrow", columns=True),
+    "mds": _Opener("mds", "scan_mds", columns=True, objects=True),
+    "litdata": _Opener("mds", "open_litdata", columns=True),
+    "array_record": _Opener("tfrecord", "stream_array_record"),
+    "jsonl": _Opener("text", "open_jsonl", columns=True, objects=True),
+    "lines": _Opener("text", "open_lines", objects=True),
+    "manifest": _Opener("text", "open_manifest", columns=True),
+    "coco": _Opener("text", "open_coco"),
+    "zarr": _Opener("libraries", "open_zarr", columns=True),
+    "lmdb": _Opener("libraries", "open_lmdb", columns=True),
+    "lance": _Opener("libraries", "open_lance", columns=True),
+    "tokens": _Opener("tokens", "scan_tokens"),
+    "megatron": _Opener("tokens", "scan_megatron"),
     **dict.fromkeys(
-        ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64"), ("tokens", "scan_tokens")
+        ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64"),
+        _Opener("tokens", "scan_tokens"),
     ),
 }
-"""Kinds of which several files make one source: the module, and the function in it that opens them."""
+"""Kinds of which several files make one source."""
 
 LIBRARIES = frozenset({"zarr", "lmdb", "lance"})  # of which one folder is a data set
-_IN_OBJECTS = {"tar", "tfrecord", "mds", "parquet", "jsonl", "lines"}
-"""Kinds that are read where they lie in an object store."""
-
-_WITH_COLUMNS = {
-    "hdf5",
-    "parquet",
-    "arrow",
-    "mds",
-    "litdata",
-    "jsonl",
-    "manifest",
-    "zarr",
-    "lmdb",
-    "lance",
-}
 
 
 def open_source(
@@ -200,25 +196,21 @@ def _open_files(paths: list[str], options: SourceOptions) -> Scan | Stream:
 
 def _open_kind(kind: str, paths: list[str], options: SourceOptions) -> Scan | Stream:
     """Files of one kind, or a library's folder."""
-    if kind not in _IN_OBJECTS and is_url(paths[0]):
+    opener = _OPENERS.get(kind) or _Opener("npy", "scan_npy")
+    if not opener.objects and is_url(paths[0]):
         what = f"files of the kind {kind} in an object store cannot be read where it lies."
         raise refused(str(paths[0]), what, "Copy it to a disk first.")
-    if kind not in _WITH_COLUMNS:
+    if not opener.columns:
         _refuse_columns(f"a file of the kind {kind}", options)
-    if kind in _OPENERS:
-        name, function = _OPENERS[kind]
-        module = import_module(f"headrace.store.sources.{name}")
-        given = paths[0] if kind in LIBRARIES else paths
-        if kind in LIBRARIES and len(paths) > 1:
-            raise refused(paths[1], f"is a second {kind} data set, expected one.", "Append stores.")
-        opened: Scan | Stream = getattr(module, function)(given, options)
-        return opened
-    if len(paths) > 1 and kind != "npy":
+    if len(paths) > 1 and kind in LIBRARIES:
+        raise refused(paths[1], f"is a second {kind} data set, expected one.", "Append stores.")
+    if len(paths) > 1 and kind == "npz":
         what = f"{len(paths)} {kind} files were given, expected one."
         raise SourceError(what, path=paths[1], next_step="Give them one by one, or append them.")
-    from headrace.store.sources.npy import scan_npy
-
-    return scan_npy(paths, options)
+    module = import_module(f"headrace.store.sources.{opener.module}")
+    given = paths[0] if kind in LIBRARIES else paths
+    opened: Scan | Stream = getattr(module, opener.function)(given, options)
+    return opened
 
 
 RIEGELI_MAGIC = bytes.fromhex("83af70d10d884a3f0000000000000000 4000000000000000".replace(" ", ""))
