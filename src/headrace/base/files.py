@@ -298,16 +298,9 @@ def own_folder(path: Path, error: type[HeadraceError], next_step: str) -> Path:
 class NewFile:
     """A file that appears under its name when it is whole.
 
-    It is written under a random name beside it, which nothing stood at before.
-
-    Args:
-        path: where it will stand.
-        flags: of `os.open`.
-        mode: without the umask, the folder's strangers, and whom the file that it replaces was closed to.
-
-    Attributes:
-        fd: its descriptor, closed by `publish` and `discard`.
-        temporary: its path until then.
+    It is written under a random name beside it, `temporary`, which nothing stood at before, through `fd`,
+    which `publish` and `discard` close. `mode` is without the umask, the folder's strangers, and whom the file
+    that it replaces was closed to.
     """
 
     def __init__(self, path: AnyPath, flags: int = os.O_RDWR, *, mode: int = 0o666) -> None:

@@ -53,18 +53,12 @@ _ALONE: Final = "none"
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """A process's place among those that share the samples.
+    """A process's place among those that share the samples."""
 
-    Attributes:
-        rank: 0 to `world_size` - 1.
-        world_size: how many there are.
-        source: by whose word: `arguments`, `torch.distributed`, `torchrun`, `srun`, ...; `none`: nobody's, so
-            the process is alone.
-    """
-
-    rank: int
-    world_size: int
+    rank: int  # 0 to `world_size` - 1
+    world_size: int  # how many there are
     source: str = "arguments"
+    """By whose word: `torch.distributed`, `torchrun`, `srun`, ...; `none`: nobody's, so it is alone."""
 
     @property
     def is_first(self) -> bool:

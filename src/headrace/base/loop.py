@@ -24,11 +24,7 @@ _log = logging.getLogger("headrace")
 
 
 class Loop:
-    """Descriptors and their handlers. All methods but `call_soon` and `stop` are for the loop's thread.
-
-    Attributes:
-        stopping: whether `stop` was called.
-    """
+    """Descriptors and their handlers. All methods but `call_soon` and `stop` are for the loop's thread."""
 
     def __init__(self) -> None:
         self.stopping = False

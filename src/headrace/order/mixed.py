@@ -124,8 +124,7 @@ class _Pair:
 class Pattern:
     """Which source comes at each position, by fixed proportions. Immutable; made by `pattern_of`.
 
-    Attributes:
-        error_max: no source's count is ever further from its exact share than this.
+    No source's count is ever further from its exact share than `error_max`.
     """
 
     def __init__(self, parts: tuple[int, ...]) -> None:

@@ -75,13 +75,7 @@ class FabricFailure(Failure):
 
 
 class NamespaceEngine(RangeEngine):
-    """Reads volumes that are windows of NVMe/TCP namespaces.
-
-    Attributes:
-        policy: what the options come to.
-
-    Raises ValueError if an option is wrong.
-    """
+    """Reads volumes that are windows of NVMe/TCP namespaces. Raises ValueError if an option is wrong."""
 
     def __init__(self, storage_options: Mapping[str, Any] | None = None) -> None:
         super().__init__(storage_options)

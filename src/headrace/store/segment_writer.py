@@ -78,13 +78,7 @@ class PackedSamples(NamedTuple):
 
 
 class Journal:
-    """An open journal.
-
-    Attributes:
-        identity: what the first record says, or None where there is none.
-        done: the samples that are packed for sure.
-        note: what the newest record says of all samples so far; empty where it says nothing.
-    """
+    """An open journal."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -98,6 +92,7 @@ class Journal:
         except BaseException:
             os.close(self._fd)
             raise
+        # What the first record says; the samples that are packed for sure; and what the newest says of them.
         self.identity: dict[str, Any] | None = json.loads(records[0]) if records else None
         self.done = PackedSamples.join([PackedSamples.from_bytes(r) for r in records[1:]])
         self.note = _note_of(records[-1]) if len(records) > 1 else {}

@@ -126,12 +126,7 @@ def tokenize(
 
 
 class _Encoder:
-    """A tokenizer, and what it puts around documents.
-
-    Attributes:
-        dtype: of tokens: the smallest that holds the vocabulary.
-        identity: what makes its tokens what they are, for the manifest.
-    """
+    """A tokenizer, and what it puts around documents."""
 
     def __init__(self, path: str, bos: str | int | None, eos: str | int | None) -> None:
         library = import_extra("tokenizers", f"reading {path}")
@@ -154,7 +149,7 @@ class _Encoder:
         self._after = self._edge(path, "eos", eos)
         self.dtype = "uint16" if self._top < 1 << 16 else "uint32"
         digest = hashlib.sha256(text).hexdigest()
-        self.identity: dict[str, Any] = {
+        self.identity: dict[str, Any] = {  # what makes its tokens what they are, for the manifest
             "dtype": self.dtype,
             "vocabulary": self._top + 1,
             "tokenizer": digest,

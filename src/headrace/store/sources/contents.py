@@ -103,16 +103,11 @@ def is_companion(name: bytes) -> bool:
 
 
 class FolderKind(NamedTuple):
-    """What the files of a folder are.
+    """What the files of a folder are."""
 
-    Attributes:
-        kind: one of `SHARD_KINDS`, or `lines` of texts, or `files`: each is a sample.
-        family: of `files`: the family that samples have; others are left out. None: all are samples.
-            Of `lines`: `text`.
-    """
-
-    kind: str
+    kind: str  # one of `SHARD_KINDS`, or `lines` of texts, or `files`: each is a sample
     family: str | None = None
+    """Of `files`: that samples have; others are left out; None: all are samples. Of `lines`: `text`."""
 
     def takes(self, format: str) -> bool:  # noqa: A002 - as everywhere
         """Whether files of this format are samples, or shards."""

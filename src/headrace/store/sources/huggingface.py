@@ -126,13 +126,7 @@ def open_dataset(dataset: Any, options: SourceOptions) -> Scan | Stream:
 
 
 class _View:
-    """A data set's table and which of its rows are shown.
-
-    Attributes:
-        columns: which are used.
-        parts: names of the samples' columns, in the order of parts.
-        order: (n,) int64, the table's row behind each row of the data set.
-    """
+    """A data set's table, the columns that are used, and which of its rows are shown."""
 
     def __init__(self, dataset: Any, options: SourceOptions) -> None:
         self._table = table = dataset.data.table
@@ -145,10 +139,11 @@ class _View:
         names = getattr(features.get(columns.label), "names", None) if columns.label else None
         classes = tuple(map(os.fsencode, names)) if names else None
         self.columns = replace(columns, class_names=classes)
-        self.parts = sorted(columns.data, key=os.fsencode)
+        self.parts = sorted(columns.data, key=os.fsencode)  # columns, in the order of parts
         # The mapping has no public name; the length below proves that it is still what it was.
         indices = getattr(dataset, "_indices", None)
         if indices is None:
+            # (n,) the table's row behind each row of the data set.
             self.order: NDArray[np.int64] = np.arange(table.num_rows, dtype=np.int64)
         else:
             self.order = np.asarray(indices.column(0).to_numpy(), np.int64)

@@ -45,29 +45,21 @@ FORMATS = (
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """How a source is read.
-
-    Attributes:
-        extensions: folders: take only files that end so (`.png`), in any case of letters.
-        dot_files: folders: take files and folders whose names begin with a dot, too.
-        prefix_names: several files: put the file's name and `/` before each sample's name.
-        on_error: `raise`, or `skip` what cannot be used and report it.
-        workers: threads that scan.
-        column: tables and arrays: names of the columns or data sets that hold the samples' bytes.
-        label: tables and arrays: the name of the one that holds integer labels; empty for none.
-        format: what the source is, where it does not say so itself: `files` (each file of a folder is a
-            sample), `image`, `audio`, `video`, a kind of shards (`tar`, `jsonl`, ...), or what the tokens of
-            bare files are (`uint16`, ...).
-    """
+    """How a source is read."""
 
     extensions: tuple[str, ...] | None = None
-    dot_files: bool = False
-    prefix_names: bool = False
-    on_error: str = "raise"
-    workers: int = 8
+    """Folders: take only files that end so (`.png`), in any case of letters."""
+    dot_files: bool = False  # folders: take files and folders whose names begin with a dot, too
+    prefix_names: bool = False  # several files: put the file's name and `/` before each sample's
+    on_error: str = "raise"  # or `skip` what cannot be used and report it
+    workers: int = 8  # threads that scan
     column: tuple[str, ...] | None = None
+    """Tables and arrays: names of the columns or data sets that hold the samples' bytes."""
     label: str | None = None
+    """Tables and arrays: the name of the one that holds integer labels; empty for none."""
     format: str | None = None
+    """What the source is, where it does not say so itself: `files` (each file is a sample), `image`,
+    `audio`, `video`, a kind of shards (`tar`, ...), or what the tokens of bare files are (`uint16`, ...)."""
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
@@ -181,30 +173,22 @@ class StreamItem:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A source that can only be read front to back.
+    """A source that can only be read front to back."""
 
-    Attributes:
-        items: begins to iterate, from the first sample, each time it is called.
-        source: what it was; goes into the manifest.
-        reason: why its samples have no places that could be indexed.
-        class_names: gives the names of labels 0, 1, ..., once all items were read.
-        notes: what was left out because it is no sample.
-        count: rows, where that is known without reading them.
-        skipped: what could not be used, as far as was iterated (only with `on_error="skip"`).
-        resumed: gives the names of the first so many samples, and iterates over the others, where the first
-            need not be made again.
-        label: the column that labels are read from, where there is one.
-    """
-
-    items: Callable[[], Iterator[StreamItem]]
-    source: dict[str, Any]
-    reason: str = ""
+    items: Callable[
+        [], Iterator[StreamItem]
+    ]  # begins, from the first sample, each time it is called
+    source: dict[str, Any]  # what it was; goes into the manifest
+    reason: str = ""  # why its samples have no places that could be indexed
     class_names: Callable[[], tuple[bytes, ...] | None] | None = None
-    notes: list[str] = field(default_factory=list)
-    count: int | None = None
+    """Gives the names of labels 0, 1, ..., once all items were read."""
+    notes: list[str] = field(default_factory=list)  # what was left out because it is no sample
+    count: int | None = None  # rows, where that is known without reading them
     skipped: list[Problem] = field(default_factory=list)
+    """What could not be used, as far as was iterated (only with `on_error="skip"`)."""
     resumed: Callable[[int], tuple[list[bytes], Iterator[StreamItem]]] | None = None
-    label: str | None = None
+    """The names of the first so many samples, and the others, where the first need not be made again."""
+    label: str | None = None  # the column that labels are read from, where there is one
 
     def readers(self) -> int:
         """Who may read all of it, as the mode of a folder that holds a copy."""
