@@ -57,22 +57,25 @@ autodoc_mock_imports = ["torch", "tensorflow", "jax", "grain", "ray"]
 nitpick_ignore_regex = [("py:.*", r"(?!headrace\.\w+$).*")]
 
 LINK = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[^)#]*\.md)[^)]*\)")
+FILE = re.compile(r"<!-- file: (\S+) -->\n+```(\w+)\n")
 
 
 def setup(app: Sphinx) -> None:
     """Pages link to Markdown that is not part of the site; the pages' own Markdown lies beside them."""
-    app.connect("source-read", _without_links_outside)
+    app.connect("source-read", _as_a_page)
     app.connect("build-finished", _sources_beside)
 
 
-def _without_links_outside(_app: Sphinx, name: str, source: list[str]) -> None:
-    """What is linked outside of this folder (the changelog, a README) is named, and no link."""
+def _as_a_page(_app: Sphinx, name: str, source: list[str]) -> None:
+    """What is linked outside of this folder is named, and no link; files have their names above them."""
 
     def inside(link: re.Match[str]) -> str:
         target = ((DOCS / name).parent / link[2]).resolve()
         return link[0] if target.is_relative_to(DOCS) else link[1]
 
-    source[0] = LINK.sub(inside, source[0])
+    text = LINK.sub(inside, source[0])
+    # The tests' name of a file is its reader's, too.
+    source[0] = FILE.sub(r"```{code-block} \2\n:caption: \1\n\n", text)
 
 
 def _sources_beside(app: Sphinx, error: Exception | None) -> None:

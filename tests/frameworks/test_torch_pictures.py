@@ -19,6 +19,7 @@ from PIL import Image
 from tests.plane.test_images import KINDS, encoded, picture
 from torch.utils import data as torch_data
 
+import headrace
 from headrace import _native
 from headrace.frameworks.torch.dropin.pictures import NativePictures
 from headrace.frameworks.torch.dropin.transforms import Cut, plan_of
@@ -567,12 +568,12 @@ def test_data_sets_that_are_not_recognised_are_refused(torchvision, photos, tmp_
     for dataset, why in [
         (
             Mine(photos),
-            "is a .*Mine, which makes its samples by a __getitem__ that is not torchvision",
+            "the data set, .*Mine, makes its samples by a __getitem__ that is not torchvision",
         ),
-        (Several(photos), "which makes its samples"),
+        (Several(photos), "makes its samples"),
         (folder(photos, loader=load), "loads its files by .*load"),
-        (Odd(folder(photos), [1]), "has no samples"),
-        (torch_data.TensorDataset(torch.zeros(3)), "has no samples.*or leave decode= out"),
+        (Odd(folder(photos), [1]), "makes its samples"),
+        (torch_data.TensorDataset(torch.zeros(3)), "makes its samples.*or leave decode= out"),
         (Stream(), "is iterable"),
     ]:
         with pytest.raises(ValueError, match=f'decode="native": .*{why}'):
@@ -581,6 +582,10 @@ def test_data_sets_that_are_not_recognised_are_refused(torchvision, photos, tmp_
         DataLoader(folder(photos), decode="fast")
     with pytest.raises(ValueError, match=r"give a store's loader decode=headrace.Images"):
         DataLoader(photos, 4, decode="native")
+    with pytest.raises(ValueError, match=r"decode is of type Images, .*is for stores"):
+        DataLoader(folder(photos), decode=headrace.Images(size=8))
+    with pytest.raises(TypeError, match=r"seed: of stores alone, .*generator="):
+        DataLoader(folder(photos), seed=7)
 
 
 def test_subsets_samplers_single_samples_and_own_collate(torchvision, photos):

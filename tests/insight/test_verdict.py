@@ -117,6 +117,13 @@ def test_each_step_has_its_causes_and_they_add_up_to_the_verdict():
     )
 
 
+def test_a_few_looks_at_the_lock_blame_nobody():
+    few = run_of({"hand": 0.09}, Evidence(interpreter_looks=5, interpreter_contended=4))
+    assert (few.main, few.causes.get(Cause.PYTHON, 0.0)) == (Cause.OTHER, 0.0)
+    many = run_of({"hand": 0.09}, Evidence(interpreter_looks=50, interpreter_contended=40))
+    assert many.main is Cause.PYTHON
+
+
 def test_what_is_not_explained_promises_nothing():
     found = run_of({"hand": 0.09}, Evidence(interpreter_looks=100, interpreter_contended=0))
     assert found.main is Cause.OTHER

@@ -67,25 +67,25 @@ class Cause(StrEnum):
         "storage",
         "storage",
         "The storage was waited for; nobody measured what was slow about it.",
-        "pack it (`headrace pack`), stage it (`headrace launch --stage`), or keep it near (cache_dir=)",
+        "pack it (`headrace pack`), stage it (`headrace launch --stage`), or keep a store's near (cache_dir=)",
     )
     LATENCY = (
         "latency",
         "slow answers of the storage",
         "Each read took long to be answered, while the storage was far from its full rate.",
-        "pack small files (`headrace pack`), or keep them nearer (cache_dir=, `headrace launch --stage`)",
+        "pack small files (`headrace pack`), or keep a store's nearer (cache_dir=, `headrace launch --stage`)",
     )
     BANDWIDTH = (
         "bandwidth",
         "the storage's full rate",
         "The storage delivered bytes at its full rate, and training wanted more.",
-        "keep the data nearer: cache_dir= on a local disk, ram_bytes=, or `headrace launch --stage`",
+        "keep a store's samples nearer: cache_dir= on a local disk, ram_bytes=, or `headrace launch --stage`",
     )
     NETWORK = (
         "network",
         "the network",
         "Bytes came over the network, from an object store, too slowly.",
-        "keep the data nearer: cache_dir= on a local disk, or `headrace launch --stage`",
+        "keep a store's samples nearer: cache_dir= on a local disk, or `headrace launch --stage`",
     )
     PEER = (
         "peer",
@@ -133,7 +133,7 @@ class Cause(StrEnum):
         "other",
         "something unknown",
         "Nothing that was measured explains this wait.",
-        "look at the longest waits (trace=DIR, then `headrace report`): what they have in common is a hint",
+        "look at the longest waits (HEADRACE_TRACE=DIR, then `headrace report`): what they share is a hint",
     )
 
 

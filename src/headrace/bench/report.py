@@ -16,7 +16,7 @@ write a trace of every step, each accelerator its own, as DLIO does.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -63,7 +63,9 @@ def report_page(runs: Sequence[RunResult], blocks: Sequence[RankBlock]) -> str:
     title = f"Storage benchmark: {name or run.folder}"
     simulated = run.provenance.get("simulated")
     note = f"The storage was simulated ({simulated}): its delays are not real." if simulated else ""
-    bound, reason = run.own.get("bound"), run.own.get("bound_reason", "")
+    verdicts = Counter(
+        (str(each.own.get("bound") or ""), str(each.own.get("bound_reason") or "")) for each in runs
+    )
     figures = [
         (measure.title, with_confidence(value, measure.unit), measure.name)
         for measure in MEASURES
@@ -74,12 +76,20 @@ def report_page(runs: Sequence[RunResult], blocks: Sequence[RankBlock]) -> str:
         f'<p class="soft">{safe(_subtitle(runs))}</p>',
         f'<p class="not-mlperf">{NOT_MLPERF} {safe(note)}</p>',
         _cards(runs),
-        f"<p><strong>Bound by: {safe(bound)}.</strong> {safe(reason)}</p>" if bound else "",
+        *(
+            f"<p><strong>Bound by: {safe(bound)}{_of_runs(count, runs)}.</strong> {safe(reason)}</p>"
+            for (bound, reason), count in verdicts.most_common()
+            if bound
+        ),
         *_charts(runs, blocks),
         "<h2>All figures</h2>",
         table(["figure", "value", "its name in conditions"], figures),
         *_provenance(run),
     ])  # fmt: skip
+
+
+def _of_runs(count: int, runs: Sequence[RunResult]) -> str:
+    return f" ({count} of {len(runs)} runs)" if len(runs) > 1 else ""
 
 
 def _charts(runs: Sequence[RunResult], blocks: Sequence[RankBlock]) -> Iterator[str]:

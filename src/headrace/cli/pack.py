@@ -308,7 +308,9 @@ def verify(
         if decoded == 0 and report.bad_samples:
             output.line("none of the samples is a picture; --part names the part that is")
     if report.ok:
-        output.line("all good")
+        output.line(
+            "all good" if decode else "all good, byte for byte (--decode looks at pictures, too)"
+        )
         return exit_codes.OK
     bad = f"{count_text(len(report.bad_samples))} bad samples"
     others = len(report.volume_problems) + len(report.bad_blocks) + len(report.problems)

@@ -179,7 +179,10 @@ def _cover(proof: EpochProof, rows: NDArray[np.void], length: int) -> int:
     for at in np.flatnonzero(rows["begin"] != reached):
         begin, before = int(rows["begin"][at]), int(reached[at])
         if begin > before:
-            proof.add("missing", before, begin, f"before {place(rows[at])}")
+            earlier = (
+                "" if before else " (if this run was resumed: the earlier one's trace has them)"
+            )
+            proof.add("missing", before, begin, f"before {place(rows[at])}{earlier}")
         else:
             until = min(before, int(ends[at]))
             if begin < until:

@@ -219,7 +219,7 @@ class RunReport:
             f"{ahead:,} read ahead",
             f"{max(0, originals - ahead):,} from the source",
         ]
-        if originals and not (copies or ahead):
+        if originals and self.daemon and not (copies or ahead):
             hot = self.daemon.get("ahead_hot_files")
             parts.append("which is the page cache" if hot else "no copy of them was there yet")
         if divergences := self.daemon.get("divergences"):

@@ -12,6 +12,7 @@ import hashlib
 import json
 import operator
 import os
+import shlex
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -325,9 +326,16 @@ class _Texts:
             has = f"it is {json.dumps(content)[:40]}, expected a string"
         else:
             has = f"it has {sorted(value)[:10]}"
+        texts = (
+            {k: v for k, v in value.items() if isinstance(v, str)}
+            if isinstance(value, dict)
+            else {}
+        )
+        longest = shlex.quote(max(texts, key=lambda name: len(texts[name]), default=""))
+        other = f"Name the field: --field {longest}; or l" if texts else "L"
         raise refused(
             path, f"{at} has no text in {self._field!r}: {has}.",
-            "Name the field: --field content; or leave such texts out: --skip-errors.",
+            f"{other}eave such texts out: --skip-errors.",
         )  # fmt: skip
 
 

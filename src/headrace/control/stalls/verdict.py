@@ -151,11 +151,12 @@ def _need(waits: StepWaits) -> float:
 def _latency(seconds: float, waits: StepWaits, reading: ReadWaits, seen: Evidence) -> _Action:
     possible = seen.reads_possible or _READS_MOST
     now = max(reading.in_flight, 1.0)
-    wanted = min(float(possible), now * _need(waits))
+    # An epoch of few reads has no more of them at once.
+    wanted = min(float(possible), float(waits.reads.sum()), now * _need(waits))
     if seen.reads_allowed and wanted > 1.2 * now and possible > seen.reads_allowed:
         action = (
-            f"have about {wanted:.0f} reads in flight instead of {now:.0f}: leave tuning on "
-            "(tune=True), or give reads_in_flight"
+            f"train on: unless tune=False, headrace finds how many reads in flight it takes, about "
+            f"{wanted:.0f} instead of {now:.0f}"
         )
         how = (
             f"{wanted:.0f} reads at a time, each as slow as now ({reading.latency_s * 1e3:.3g} ms)"
@@ -257,7 +258,8 @@ def _cause_line(cause: Cause, case: _Case) -> str:
     elif cause is Cause.PYTHON:
         line = "batches were ready, and their hand-over took that time"
         if looks := seen.interpreter_looks:
-            line = f"another thread held the interpreter's lock at {seen.contended:.0%} of {looks:,} looks"
+            of = counted(looks, "look")
+            line = f"another thread held the interpreter's lock at {seen.contended:.0%} of {of}"
     elif cause is Cause.SLOW_RANK:
         who = f" ({case.slowest})" if case.slowest else ""
         line = f"after its batch was there this rank waited while another still waited for its own{who}"

@@ -55,6 +55,7 @@ ARENA_BYTES = 256 << 20
 """Memory for batches between workers and consumer unless told otherwise, over all workers. Only what
 is in flight is ever touched; with two workers and torch's prefetch_factor it holds batches of 32 MB."""
 
+_OF_STORES = {"seed", "trace", "cache_dir", "ram_bytes", "tail", "order", "threads", "on_error"}
 _POSITIONS = {"batch_size": 1, "sampler": 3, "batch_sampler": 4}
 """Arguments that decide who loads a store, and where torch's signature has them."""
 
@@ -115,6 +116,13 @@ class DataLoader(torch_data.DataLoader[T_co]):
             )
         ours = cls is DataLoader and _is_a(dataset, "headrace.frameworks.torch.dataset", "Dataset")
         if not is_store and not ours:
+            of_stores = _OF_STORES & kwargs.keys()
+            if of_stores and cls is DataLoader:
+                raise TypeError(
+                    f"{', '.join(sorted(of_stores))}: of stores alone, and this is a {type(dataset).__name__}. "
+                    "Over a data set of torch's a seed is generator=torch.Generator().manual_seed(7), a trace "
+                    "is HEADRACE_TRACE=DIR, and a cache needs a store: headrace pack, and give its path"
+                )
             return super().__new__(cls)
         if kwargs.get("decode") == "native":
             raise ValueError(
@@ -174,8 +182,10 @@ class DataLoader(torch_data.DataLoader[T_co]):
                 f"snapshot_every_n_steps is {snapshot_every_n_steps}, expected 0 or more"
             )
         if decode not in {None, "native"}:
+            given = repr(decode) if isinstance(decode, str) else f"of type {type(decode).__name__}"
             raise ValueError(
-                f"decode is {decode!r}, expected 'native', or None over a torch data set"
+                f"decode is {given}, expected 'native' or nothing over a torch data set: "
+                "headrace.Images is for stores (headrace.pack the pictures, and give the store)"
             )
         policy = memory_policy(memory_bytes)
         # By name: Lightning makes the loader again from what it saw here, with a sampler of its own.

@@ -458,7 +458,7 @@ def _outcome(comparison: Comparison) -> str:
     what = ["exit status 0"]
     if options.compare is not None:
         lines = len(comparison.pairs[0][0].outcome.lines)
-        what.append(f"{lines} lines of output that match {options.compare!r}")
+        what.append(f"{counted(lines, 'line')} of output that match {options.compare!r}")
     what += [_name(os.fsencode(path)) for path in options.compare_files]
     more = "" if len(what) > 1 else " (--compare REGEX compares what it prints)"
     return f"yes: {', '.join(what)} on both sides{more}"

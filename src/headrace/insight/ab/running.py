@@ -102,8 +102,10 @@ class AbOptions:
         if self.limit_s <= 0:
             raise ValueError(f"a limit of {self.limit_s:g} s, expected more than 0")
         if self.drop_in and (self.simulate or self.with_order):
-            why = "no simulated storage, and no order to be told"
-            raise ValueError(f"drop_in reads by itself: {why}")
+            raise ValueError(
+                "--drop-in reads by itself: it has no simulated storage, and no order to be told; leave "
+                "--simulate and --with-order out, or compare with headrace run, without --drop-in"
+            )
 
     @property
     def pairs_most(self) -> int:

@@ -7,7 +7,7 @@ const ID = 0, NAME = 1, USER = 2, ACCOUNT = 3, PARTITION = 4, GPUS = 5, NODES = 
 const LEVELS = 200, UNKNOWN = 255, LITTLE = 0.05, KEPT = 90;
 const JOB_COLOURS = ["b0", "b1", "b2", "b3", "b4", "b5", "b6"];
 const jobs = new Map(), past = new Map(), lostPast = [];
-let nodes = null, totals = null, holders = null, stall = null, busy = null, taken_s = 0, wanted = {}, stalls = new Map();
+let nodes = null, totals = null, holders = [], stall = [], busy = [], taken_s = 0, wanted = {}, stalls = new Map();
 
 const bytesOf = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 const slots = (text) => new Int32Array(bytesOf(text).buffer);
@@ -87,7 +87,7 @@ function lay() {
 }
 
 function paint() {
-  if (!nodes || !holders) return;
+  if (!nodes) return;
   grid.data(holders, stall, busy);
   grid.draw(); grid.say();
   legend();

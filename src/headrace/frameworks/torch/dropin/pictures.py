@@ -49,10 +49,10 @@ def folder_of(dataset: Any) -> Any:
     why = None
     if isinstance(folder, torch_data.IterableDataset):
         why = "is iterable"
-    elif not all(hasattr(folder, name) for name in ("samples", "transform", "target_transform")):
-        why = "has no samples, transform and target_transform as torchvision's ImageFolder has them"
     elif getattr(get, "__module__", "") != _FOLDER or hasattr(kind, "__getitems__"):
         why = "makes its samples by a __getitem__ that is not torchvision's"
+    elif not all(hasattr(folder, name) for name in ("samples", "transform", "target_transform")):
+        why = "has no samples, transform and target_transform as torchvision's ImageFolder has them"
     elif getattr(loader, "__module__", "") != _FOLDER or getattr(loader, "__name__", "") not in (
         "default_loader",
         "pil_loader",
@@ -60,7 +60,7 @@ def folder_of(dataset: Any) -> Any:
         why = f"loads its files by {getattr(loader, '__qualname__', loader)}"
     if why is not None:
         raise ValueError(
-            f'decode="native": the data set is a {kind.__qualname__}, which {why}. Give torchvision\'s '
+            f'decode="native": the data set, {kind.__qualname__}, {why}. Give torchvision\'s '
             "ImageFolder or DatasetFolder with its default loader, or a torch Subset of one; or pack the "
             "pictures (headrace.pack) and give the store, with decode=headrace.Images(...); or leave "
             "decode= out."
