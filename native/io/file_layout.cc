@@ -18,6 +18,7 @@ uint64_t size_of(const FileLayout::Piece& piece, FileLayout::Checksum checksum) 
     case FileLayout::Kind::kText:
       return piece.text.size();
     case FileLayout::Kind::kNoise:
+    case FileLayout::Kind::kCodes:
       return piece.nbytes;
     case FileLayout::Kind::kBegin:
       return 0;

@@ -14,10 +14,11 @@ namespace headrace::io {
 class FileLayout {
  public:
   enum class Kind : int {
-    kText = 0,   // `text`
-    kNoise = 1,  // `nbytes` of noise
-    kBegin = 3,  // the checksum begins
-    kEnd = 4,    // it ends; kRecord's is written here
+    kText,   // `text`
+    kNoise,  // `nbytes` of noise
+    kCodes,  // the same with every byte at most 0xfd: codes of a JPEG whose tables allow them all
+    kBegin,  // the checksum begins
+    kEnd,    // it ends; kRecord's is written here
   };
 
   enum class Checksum : int {

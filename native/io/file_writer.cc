@@ -18,6 +18,8 @@
 namespace headrace::io {
 namespace {
 
+constexpr std::byte kLargestCode{0xfd};
+
 // TFRecord stores checksums rotated and shifted, so that a checksum of checksums is one, too.
 uint32_t masked(uint32_t crc) { return (crc >> 15 | crc << 17) + 0xa282ead8; }
 
@@ -83,7 +85,8 @@ int FileWriter::take(const FileLayout::Piece& piece, uint64_t key) {
     case FileLayout::Kind::kText:
       return text(std::as_bytes(std::span(piece.text)));
     case FileLayout::Kind::kNoise:
-      return noise(key, piece.nbytes);
+    case FileLayout::Kind::kCodes:
+      return noise(key, piece.nbytes, piece.kind == FileLayout::Kind::kCodes);
     case FileLayout::Kind::kBegin:
       summing_ = true;
       sum_ = 0;
@@ -108,11 +111,14 @@ int FileWriter::text(std::span<const std::byte> data) {
   return 0;
 }
 
-int FileWriter::noise(uint64_t key, uint64_t nbytes) {
+int FileWriter::noise(uint64_t key, uint64_t nbytes, bool codes) {
   while (nbytes > 0) {
     const size_t piece = std::min({nbytes, uint64_t{kPieceBytes}, uint64_t{kBufferBytes - held_}});
     const std::span<std::byte> out(buffer_.get() + held_, piece);
     noise_->fill(key, position_, out);
+    if (codes) {
+      for (std::byte& code : out) code = std::min(code, kLargestCode);
+    }
     position_ += piece;
     nbytes -= piece;
     if (const int code = made(piece); code != 0) return code;

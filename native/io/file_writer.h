@@ -37,7 +37,7 @@ class FileWriter {
   int make(const FileLayout& layout, uint64_t key);
   int take(const FileLayout::Piece& piece, uint64_t key);
   int text(std::span<const std::byte> data);
-  int noise(uint64_t key, uint64_t nbytes);
+  int noise(uint64_t key, uint64_t nbytes, bool codes);
   int made(size_t nbytes);
   int drain();
   int write_out(size_t from, size_t to);

@@ -112,6 +112,23 @@ TEST_CASE("runs repeat, each record with its own checksum") {
   }
 }
 
+TEST_CASE("codes are noise without the two bytes that mean something else") {
+  const auto pool = noise();
+  const Folder folder;
+  const FileLayout layout({{1, {{Kind::kCodes, 100'000, ""}}}}, Checksum::kNone, {});
+  REQUIRE(FileWriter(pool, false).write(layout, 1, folder.file()) == 0);
+  std::string expected = made(*pool, 1, 0, 100'000);
+  size_t changed = 0;
+  for (char& c : expected) {
+    if (static_cast<unsigned char>(c) > 0xfd) {
+      c = static_cast<char>(0xfd);
+      ++changed;
+    }
+  }
+  CHECK(changed > 500);
+  CHECK(content(folder.file()) == expected);
+}
+
 TEST_CASE("a file that cannot be finished leaves nothing, and says why") {
   const auto pool = noise();
   const Folder folder;

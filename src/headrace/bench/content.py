@@ -78,11 +78,17 @@ class ByteStream:
         self._position += out.size
 
 
+LARGEST_CODE = 0xFD
+"""Of `PieceKind.CODES`: the two bytes above are no codes of a generated JPEG."""
+
+
 class PieceKind(IntEnum):
     """What a piece is; native code's numbers."""
 
     TEXT = 0
     NOISE = 1
+    CODES = 2
+    """Noise whose bytes are at most `LARGEST_CODE`."""
     BEGIN = 3
     END = 4
 
@@ -110,9 +116,9 @@ def text(data: bytes) -> FilePiece:
     return FilePiece(PieceKind.TEXT, 0, data)
 
 
-def noise(nbytes: int) -> FilePiece:
+def noise(nbytes: int, kind: PieceKind = PieceKind.NOISE) -> FilePiece:
     """A piece of the file's own bytes."""
-    return FilePiece(PieceKind.NOISE, nbytes)
+    return FilePiece(kind, nbytes)
 
 
 BEGIN, END = FilePiece(PieceKind.BEGIN), FilePiece(PieceKind.END)

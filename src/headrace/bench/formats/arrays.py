@@ -1,4 +1,11 @@
-"""Formats of arrays: npy, npz, csv, indexed_binary, jpeg, png; and files of a record, and synthetic ones."""
+"""Formats of arrays: npy, npz, csv, indexed_binary, jpeg, png; and files of a record, and synthetic ones.
+
+Images are noise, one sample a file, which Pillow decodes. A jpeg has exactly as many bytes as pixels, and no
+picture is encoded. The file's Huffman tables make a coefficient of every byte up to 0xfd: a byte that begins
+with n ones codes a coefficient of 7 - n bits, which are its other bits. So noise is a valid scan as it is,
+64 bytes for 8 x 8 pixels, and cannot be compressed. 0xfe ends a block; 0xff would begin a marker. Blocks at
+the end of the image are flat, two bytes each, in exchange for the file's headers.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +32,7 @@ from headrace.bench.content import (
     END,
     Checksum,
     FileLayout,
+    PieceKind,
     PieceRun,
     noise,
     text,
@@ -413,48 +421,41 @@ class _RecordedFiles(_Synthetic):
         raise bad_file(path, "its name", os.path.basename(path), "one of the record")
 
 
-_SIDE_MAX = 65_500
-"""Of a JPEG, in libjpeg."""
+_SIDE_MAX = 65_535
+_BLOCK = 64
+"""Coefficients of a block, and bytes of its code."""
 
-_KINDS = {
-    "jpeg": (b"\xff\xd8\xff", b"\xff\xd9", {}),
-    "png": (b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82", {"compress_level": 0}),
-}
-"""How a file begins, how it ends, and how it is saved: noise is no smaller when it is compressed."""
+_END_OF_BLOCK = b"\xfe"
+_FLAT = b"\xfe" + _END_OF_BLOCK
+"""A block as bright as the one before it."""
+
+_NO_FRAMES = (0xC4, 0xC8, 0xCC)
+"""Markers among those of frames that are none."""
+
+_RESTARTS = 8
+_END = b"\xff\xd9"
 
 
 class _Image(DatasetFormat):
-    """A grey picture of noise, which Pillow encodes as DLIO has it: a file is one sample."""
+    """A grey picture: a file is one sample.
 
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
-        self._begin, self._end, self._options = _KINDS[kind]
+    Attributes:
+        ends: how a file begins and ends.
+    """
 
-    def write(self, out: OutputFile, job: FileJob) -> None:
-        """Raises SourceError if the picture is larger than a JPEG can be."""
-        height, width = job.shape
-        if self._kind == "jpeg" and max(job.shape) > _SIDE_MAX:
-            raise SourceError(
-                f"an image of {height:,} x {width:,} pixels is no JPEG, which has at most "
-                f"{_SIDE_MAX:,} a side.",
-                next_step="Lower dataset.record_length_bytes, or choose another dataset.format.",
-            )
-        encoded = io.BytesIO()
-        pixels = job.stream().take(height * width).reshape(height, width)
-        Image.fromarray(pixels).save(encoded, self._kind, **self._options)
-        out.write(encoded.getbuffer())
+    ends: tuple[bytes, bytes]
 
-    def sample_extents(self, path: str, spec: DatasetSpec) -> SampleExtents:  # noqa: ARG002
+    def sample_extents(self, path: str, spec: DatasetSpec) -> SampleExtents:
         """All of the file, whose ends are looked at."""
         with open(path, "rb") as file:
-            begin = file.read(len(self._begin))
+            begin = file.read(len(self.ends[0]))
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - len(self._end)))
+            file.seek(max(0, size - len(self.ends[1])))
             end = file.read()
-        if begin != self._begin:
-            raise bad_file(path, "its beginning", begin, f"{self._begin!r}, a {self._kind}'s")
-        if end != self._end:
-            raise bad_file(path, "its end", end, f"{self._end!r}, a {self._kind}'s", size)
+        if begin != self.ends[0]:
+            raise bad_file(path, "its beginning", begin, f"{self.ends[0]!r}, a {spec.format}'s")
+        if end != self.ends[1]:
+            raise bad_file(path, "its end", end, f"{self.ends[1]!r}, a {spec.format}'s", size)
         return SampleExtents.shared(1, 0, size)
 
     def facts(self, file: GeneratedFile) -> Iterator[tuple[str, object, object]]:
@@ -472,11 +473,87 @@ class _Image(DatasetFormat):
         except (SyntaxError, OSError) as e:
             if isinstance(e, OSError) and e.errno is not None:
                 raise
-            raise bad_file(path, "the image", e, f"a {self._kind} that Pillow can decode") from e
+            raise bad_file(path, "the image", e, f"a {spec.format} that Pillow can decode") from e
+
+
+class _Jpeg(_Image):
+    """A grey image of noise, of exactly as many bytes as it has pixels."""
+
+    ends = (b"\xff\xd8\xff", _END)
+
+    def layout(self, spec: DatasetSpec, shape: tuple[int, ...]) -> FileLayout:  # noqa: ARG002
+        """Headers, rows of noise with restart markers, and flat blocks.
+
+        Raises:
+            SourceError: the image is larger than a JPEG can be.
+        """
+        height, width = shape
+        if max(shape) > _SIDE_MAX:
+            raise SourceError(
+                f"an image of {height:,} x {width:,} pixels is no JPEG, which has at most "
+                f"{_SIDE_MAX:,} a side.",
+                next_step="Lower dataset.record_length_bytes, or choose another dataset.format.",
+            )
+        across, down = -(-width // 8), -(-height // 8)
+        head = _jpeg_headers(height, width, across)
+        spare = len(head) + down * (across * _BLOCK + len(_END)) - height * width
+        saved = _BLOCK - len(_FLAT)
+        flat = min(-(-spare // saved), across * down)
+        kept = max(0, flat * saved - spare)
+        whole, coded = divmod(across * down - flat, across)
+        # Each row of blocks ends with a restart marker, so that brightness does not wander away.
+        row = noise(across * _BLOCK, PieceKind.CODES)
+        cycle = tuple(p for i in range(_RESTARTS) for p in (row, text(_restart(i))))
+        partial = noise(coded * _BLOCK + 1 + kept, PieceKind.CODES)
+        flat_rest = text(_END_OF_BLOCK + _flat_rest(whole, down, across, across - coded - 1))
+        last = PieceRun(1, (*cycle[: 2 * (whole % _RESTARTS)], partial, flat_rest))
+        return FileLayout((PieceRun(1, (text(head),)), PieceRun(whole // _RESTARTS, cycle), last))
+
+
+def _flat_rest(row: int, down: int, across: int, left: int) -> bytes:
+    """The blocks that are left of a row, and all rows below."""
+    rows = [_FLAT * left, *[_FLAT * across] * (down - row - 1)]
+    return b"".join(
+        blocks + (_restart(row + i) if row + i < down - 1 else _END)
+        for i, blocks in enumerate(rows)
+    )
+
+
+def _restart(row: int) -> bytes:
+    return bytes((0xFF, 0xD0 + row % _RESTARTS))
+
+
+def _jpeg_headers(height: int, width: int, restart: int) -> bytes:
+    """All before the scan's data: a grey baseline JPEG without quantisation."""
+    sizes = bytes([1] * 8 + [0] * 8 + list(range(7, -1, -1)))  # a code of each length, 1 to 8
+    segments = (
+        (0xE0, b"JFIF\0\1\1\0\0\1\0\1\0\0"),
+        (0xDB, b"\0" + b"\1" * 64),
+        (0xC0, struct.pack(">BHHB", 8, height, width, 1) + b"\1\x11\0"),
+        (0xC4, b"\x00" + sizes + b"\x10" + sizes),
+        (0xDD, struct.pack(">H", restart)),
+        (0xDA, b"\1\1\0\0\x3f\0"),
+    )
+    return b"\xff\xd8" + b"".join(
+        struct.pack(">BBH", 0xFF, marker, 2 + len(data)) + data for marker, data in segments
+    )
+
+
+class _Png(_Image):
+    """Noise, which Pillow stores: it would be no smaller if it was compressed."""
+
+    ends = (b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82")
+
+    def write(self, out: OutputFile, job: FileJob) -> None:
+        height, width = job.shape
+        encoded = io.BytesIO()
+        pixels = job.stream().take(height * width).reshape(height, width)
+        Image.fromarray(pixels).save(encoded, "png", compress_level=0)
+        out.write(encoded.getbuffer())
 
 
 FORMATS: dict[str, DatasetFormat] = {
     "csv": _Csv(), "indexed_binary": _IndexedBinary(), "mmap_indexed_binary": _IndexedBinary(),
-    "jpeg": _Image("jpeg"), "npy": _Npy(), "npz": _Npz(), "png": _Image("png"),
+    "jpeg": _Jpeg(), "npy": _Npy(), "npz": _Npz(), "png": _Png(),
     "recorded": _RecordedFiles(), "synthetic": _Synthetic(),
 }  # fmt: skip
