@@ -152,7 +152,8 @@ def sweep(local: Path) -> list[Path]:
         if not folder.is_dir() or folder.is_symlink() or folder.stat().st_uid != os.geteuid():
             continue
         with contextlib.suppress(OSError):
-            fd = lock_path(folder / "lock", make=False)
+            # One whose removal failed half-way may have no lock any more.
+            fd = lock_path(folder / "lock")
             if fd is not None:
                 shutil.rmtree(folder, ignore_errors=True)
                 removed.append(folder)
