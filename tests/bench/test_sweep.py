@@ -74,6 +74,9 @@ def probe(accelerators, over, bound="storage", **more):
         (1, [probe(1, False), probe(2, True, "harness")],
          ("this host emulates 1 accelerator; with 2 the harness was the limit, so this says nothing "
           "of the storage"), "harness"),
+        (1, [probe(1, False), probe(2, True, "compute")],
+         ("1 accelerator; with 2 they waited for one another's steps, so this says nothing of the "
+          "storage"), "compute"),
     ],
 )  # fmt: skip
 def test_the_answer_says_what_was_the_limit(most, probes, message, limit):

@@ -510,11 +510,11 @@ class Sweep:
         if number == "fewer than 1":
             number = "not even 1"
         noun = "accelerator" if number.endswith(" 1") or number == "1" else "accelerators"
+        nothing, tried = "so this says nothing of the storage", over.accelerators
         if self.limit == "harness":
-            return (
-                f"this host emulates {number} {noun}; with {over.accelerators} the harness was the limit, "
-                "so this says nothing of the storage"
-            )
+            return f"this host emulates {number} {noun}; with {tried} the harness was the limit, {nothing}"
+        if self.limit == "compute":
+            return f"{number} {noun}; with {tried} they waited for one another's steps, {nothing}"
         return f"{what} {number} {noun}{but}"
 
 

@@ -449,5 +449,5 @@ def executor(name: str | None = None) -> Executor:
     """The executor of this name; by default HEADRACE_EXECUTOR's, else what `executor_name` chooses."""
     named = executor_name(name)
     module = import_module(f"headrace.cluster.{named}.executor")
-    made: Executor = getattr(module, f"{named.capitalize()}Executor")()
-    return made
+    chosen: Executor = getattr(module, f"{named.capitalize()}Executor")()
+    return chosen

@@ -102,14 +102,14 @@ class Order(ABC):
         start = checked("start", start, 0, stop)
         if start == stop:
             return np.empty(0, np.int64)
-        found = self._indices(epoch, start, stop)
-        if len(found) != stop - start:  # an order of the user's: ranks would fall out of step
+        indices = self._indices(epoch, start, stop)
+        if len(indices) != stop - start:  # an order of the user's: ranks would fall out of step
             raise OrderError(
-                f"{type(self).__name__} gave {len(found)} indices for the positions {start} to "
+                f"{type(self).__name__} gave {len(indices)} indices for the positions {start} to "
                 f"{stop - 1} of epoch {epoch}, expected {stop - start}.",
                 next_step="Its `length` must say how many positions an epoch has.",
             )
-        return found
+        return indices
 
     def wrapped(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Return indices like `indices`, but start over at position 0 past the end of the epoch.

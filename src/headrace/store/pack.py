@@ -304,11 +304,27 @@ def index(
     progress: Progress | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> WriteReport:
-    """Makes a store whose volumes are the source's own files. Arguments as for `pack`.
+    """Makes a store whose volumes are the source's own files.
 
-    `source` is a folder, an uncompressed tar, TFRecord, npy, npz, HDF5, Parquet or Arrow file, MDS shards, or a
-    `datasets.Dataset`; several files of one kind as a list or a pattern; URLs of tar, TFRecord, MDS and Parquet
-    objects too. With `checksum` every sample is read once to record its checksum.
+    Args:
+        source: a folder, an uncompressed tar, TFRecord, npy, npz, HDF5, Parquet or Arrow file, MDS
+            shards, or a `datasets.Dataset`; several files of one kind as a list or a pattern. URLs of
+            tar, TFRecord, MDS and Parquet objects too.
+        target: the store's folder, or the URL of one.
+        checksum: read every sample once to record its checksum.
+        workers: threads that read.
+        overwrite: replace the store at `target`, atomically.
+        on_error: `raise`, or `skip` samples that cannot be read and report them.
+        extensions: folders: take only files that end so.
+        prefix_names: several files: put the file's name before the samples' names.
+        column: tables and arrays (HDF5, Parquet, Arrow, MDS): the column or data set whose values are the
+            samples, or several, which become parts.
+        label: the one that holds integer labels; `label`, `labels` or `y` is found by itself. An empty
+            string leaves out the labels of any source.
+        format: what a folder holds, where that is not plain: `files` (each is a sample), `image`, `audio`,
+            `video`, or a kind of shards, such as `tar`.
+        progress: called with (samples done, samples, bytes done, bytes).
+        storage_options: for URLs; see docs/howto/object-stores.md.
 
     Raises:
         StoreExists: something stands at `target`.

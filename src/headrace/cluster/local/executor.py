@@ -45,7 +45,10 @@ class LocalExecutor(Executor):
     name = "local"
     poll_s = (0.02, 0.5, 1.2)
     gone = "it is not known, or was over more than a day ago"
-    not_known = ("there is no local job {}, or not any more.", None)
+    not_known = (
+        "there is no local job {}, or not any more.",
+        "`headrace cluster status` lists this machine's jobs.",
+    )
 
     def __init__(
         self, folder: Path | None = None, variables: Mapping[str, str] | None = None

@@ -202,8 +202,8 @@ def _sign_elsewhere(root: str, options: Mapping[str, Any], key: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as e:
         raise Fault("transient", f"signing in a fresh interpreter failed: {e}") from e
     if done.returncode:
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise Fault("refused", f"no usable credentials: {said[-1] if said else 'no answer'}")
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise Fault("refused", f"no usable credentials: {lines[-1] if lines else 'no answer'}")
     return done.stdout.decode("utf-8")
 
 

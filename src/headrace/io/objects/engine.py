@@ -200,8 +200,8 @@ class ObjectEngine(RangeEngine):
     def _noting(self, done: Callable[[Found | Failure], None]) -> Callable[[Found | Failure], None]:
         def note(outcome: Found | Failure) -> None:
             # What is told a second time (`_failed_just_now`) is no newer for it.
-            told = any(outcome is failure for _, failure in tuple(self._failures))
-            if isinstance(outcome, Failure) and not told:
+            again = any(outcome is failure for _, failure in tuple(self._failures))
+            if isinstance(outcome, Failure) and not again:
                 self._failures.append((time.monotonic(), outcome))
             done(outcome)
 

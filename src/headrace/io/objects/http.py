@@ -165,10 +165,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def _begin(self, head: bytes) -> None:
         first, _, rest = head.partition(b"\r\n")
-        found = _STATUS.match(first)
-        if found is None:
+        line = _STATUS.match(first)
+        if line is None:
             raise Fault("transient", f"nonsense: {first[:40]!r} is no HTTP status")
-        status = int(found[2])
+        status = int(line[2])
         if status < 200:
             return
         headers = {
@@ -176,7 +176,7 @@ class Connection(asyncio.BufferedProtocol):
             for name, value in _HEADERS.findall(rest)
         }
         self._response = Response(status, headers)
-        if found[1] == b"0" or headers.get("connection", "").lower() == "close":
+        if line[1] == b"0" or headers.get("connection", "").lower() == "close":
             self.reusable = False
         length = headers.get("content-length", "")
         self._left = (

@@ -52,8 +52,8 @@ def expand(pattern: str, options: Mapping[str, Any]) -> list[str]:
             urls.append(each)
             continue
         accept = matches(each)
-        found = (o.url for o in list_objects(literal_folder(each), options))
-        urls += sorted(url for url in found if accept.match(url))
+        there = (o.url for o in list_objects(literal_folder(each), options))
+        urls += sorted(url for url in there if accept.match(url))
     return urls
 
 
@@ -92,12 +92,12 @@ def _list_obstore(folder: str, options: Mapping[str, Any]) -> Iterator[RemoteObj
 def _list_fsspec(folder: str, options: Mapping[str, Any]) -> Iterator[RemoteObject]:
     try:
         fs, path = file_system(folder, options)
-        found = fs.find(path, detail=True)
+        entries = fs.find(path, detail=True)
     except Fault as e:
         raise _refused(folder, "listed", e) from e
     except OSError as e:
         raise _refused(folder, "listed", e) from e
-    for name, info in found.items():
+    for name, info in entries.items():
         rest = name.removeprefix(path).lstrip("/")
         yield RemoteObject(f"{folder.rstrip('/')}/{rest}", int(info["size"]))
 

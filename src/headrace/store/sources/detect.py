@@ -165,8 +165,8 @@ def _open_folder(path: str, options: SourceOptions) -> Scan | Stream:
     if os.path.isfile(os.path.join(path, "store.json")):
         what = f"{path} is a headrace store, expected {_SUPPORTED}."
         raise SourceError(what, path=path, next_step="Open it, or copy its folder.")
-    made = library_folder(path) if options.format is None and not options.extensions else None
-    if made is None:
+    library = library_folder(path) if options.format is None and not options.extensions else None
+    if library is None:
         scan = scan_folder(path, options)
         if isinstance(scan, Scan):
             _refuse_columns("a folder of files", options)
@@ -174,9 +174,9 @@ def _open_folder(path: str, options: SourceOptions) -> Scan | Stream:
         opened = _open_kind(scan.kind, scan.paths, options)
         opened.notes.extend(scan.notes)
         return opened
-    if made.kind == "folder":
-        return _open_folder(made.paths[0], options)
-    return _open_kind(made.kind, made.paths, options)
+    if library.kind == "folder":
+        return _open_folder(library.paths[0], options)
+    return _open_kind(library.kind, library.paths, options)
 
 
 def _open_files(paths: list[str], options: SourceOptions) -> Scan | Stream:
