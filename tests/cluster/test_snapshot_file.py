@@ -1,6 +1,7 @@
 """A snapshot is the same after it was a file, and what is none is refused in words."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -9,12 +10,29 @@ from hypothesis import strategies as st
 from cluster.clusters import busy, hal, huge, mixed
 from headrace.base.documents import seal
 from headrace.cluster.snapshot import (
+    Allocation,
+    Node,
     load_snapshot,
+    occupied,
     save_snapshot,
     snapshot_from_json,
     snapshot_to_json,
 )
 from headrace.errors import ClusterError
+
+
+def test_jobs_occupy_the_nodes_that_they_hold_and_no_others():
+    # A head node without processors, as Ray's, is not full because it has none.
+    nodes = [
+        Node(name=name, states=("idle",), cpus=cpus, memory_mib=1, gpus=2)
+        for name, cpus in (("head", 0), ("full", 2), ("half", 4), ("free", 2))
+    ]
+    held = (Allocation("full", 2, 1, 1, (1,)), Allocation("half", 2, 1, 1))
+    job = replace(busy().jobs[0], allocations=held)
+    now = occupied(nodes, [job])
+    assert [node.states for node in now] == [("idle",), ("allocated",), ("mixed",), ("idle",)]
+    assert [node.gpus_allocated for node in now] == [(), (1,), (0,), ()]
+    assert (now[0], now[3]) == (nodes[0], nodes[3])
 
 
 @pytest.mark.parametrize("which", [hal, mixed, busy, lambda: huge(50, 300)])

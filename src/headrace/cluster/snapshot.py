@@ -124,13 +124,15 @@ def occupied(nodes: Iterable[Node], jobs: Iterable[ClusterJob]) -> tuple[Node, .
         held[part.node].append(part)
     out = []
     for node in nodes:
-        parts = held[node.name]
+        if not (parts := held.get(node.name)):
+            out.append(node)
+            continue
         cpus = min(node.cpus, sum(part.cpus for part in parts))
         gpus = {index for part in parts for index in part.gpus}
         # Of those whose numbers are not known, any that are left.
         unplaced = sum(part.gpu_count for part in parts) - len(gpus)
         gpus.update([i for i in range(node.gpus) if i not in gpus][: max(0, unplaced)])
-        busy = "allocated" if cpus == node.cpus else "mixed" if parts else "idle"
+        busy = "allocated" if cpus == node.cpus else "mixed"
         states = tuple(busy if state == "idle" else state for state in node.states)
         used = tuple(sorted(gpus))
         out.append(replace(node, states=states, cpus_allocated=cpus, gpus_allocated=used))
