@@ -153,7 +153,7 @@ def policy_apply(
     client: ControllerClient,
     output: JsonOutput,
 ) -> None:
-    """Put a policy in force, whole: what it does not say, holds no more."""
+    """Put a policy in force, in place of all of the one before."""
     outcome = _put(client, file, dry_run=dry_run)
     _print_policy(output, outcome)
 

@@ -263,7 +263,7 @@ def agent(context: typer.Context) -> None:
         process.run(process.folder_of(options.job), options)
 
 
-Job = Annotated[str, Option("--job", help="Look at this job alone.")]
+Job = Annotated[str, Option("--job", help="The agent of this job alone.")]
 Site = Annotated[
     bool, Option("--site", help="For all users: listen where everybody can. For root.")
 ]

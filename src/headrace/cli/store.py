@@ -86,7 +86,8 @@ def _draw(console: Console, summary: Summary, *, verbose: bool) -> None:
         "shuffled": ", ".join(seeds),
         "label mix": ""
         if summary.label_mix is None
-        else f"{summary.label_mix:.2f} as stored, in batches of up to 256 (0: as shuffled, 1: one class each)",
+        else f"{max(0.0, summary.label_mix):.2f} as stored, in batches of up to 256 "
+        "(0: as shuffled, 1: one class each)",
         "checksums": "yes" if summary.checksums else "no: reads cannot be verified",
         "page cache": "unknown here" if share is None else f"{share:.0%} resident",
         "fingerprint": summary.fingerprint,
@@ -357,7 +358,7 @@ def read(
             + (
                 ""
                 if label_mix is None
-                else f"; label mix {label_mix:.2f} (0: as shuffled, 1: one class each)"
+                else f"; label mix {max(0.0, label_mix):.2f} (0: as shuffled, 1: one class each)"
             )
         )
     if plane.get("verdict") == "idle":  # over before anybody looked
