@@ -98,7 +98,7 @@ _log = logging.getLogger("headrace.node")
 
 def _refusal(error: Exception, path: str | bytes) -> tuple[ReplyStatus, str]:
     """What a client is told of a data set that cannot be opened, where that is caught."""
-    if isinstance(error, (HeadraceError, OSError)):
+    if isinstance(error, HeadraceError):
         changed = isinstance(error, SourceChanged)
         return (ReplyStatus.MISMATCH if changed else ReplyStatus.NOT_FOUND), str(error)
     _log.exception("%s cannot be opened", path)

@@ -447,7 +447,7 @@ class Attaching:
             link = Link(self.folder, self.job)
             opened = self._open(link, self._address)
             if opened.status is not ReplyStatus.OK:
-                why, pause_s = opened.message, HOPELESS_S
+                why, pause_s = opened.message or opened.status.name, HOPELESS_S
         except FileNotFoundError:
             why = "no node daemon runs"
         except (LinkLost, OSError) as e:

@@ -156,7 +156,7 @@ def _latency(seconds: float, waits: StepWaits, reading: ReadWaits, seen: Evidenc
     if seen.reads_allowed and wanted > 1.2 * now and possible > seen.reads_allowed:
         action = (
             f"train on: unless tune=False, headrace finds how many reads in flight it takes, about "
-            f"{wanted:.0f} instead of {now:.0f}"
+            f"{wanted:.0f} instead of {now:.0f}; with tune=False give reads_in_flight"
         )
         how = (
             f"{wanted:.0f} reads at a time, each as slow as now ({reading.latency_s * 1e3:.3g} ms)"

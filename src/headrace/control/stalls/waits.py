@@ -270,7 +270,8 @@ somewhat, and wholly. A busy machine alone makes a few."""
 
 _LOOKS_LEAST: Final = 4.0
 _LOOKS_SURE: Final = 20
-"""Fewer in all say nothing: on a busy machine whoever holds the lock is often just not running."""
+_SHORT_S: Final = 1.0
+"""Fewer in so short a time say nothing: on a busy machine whoever holds the lock is often just not running."""
 
 TURNS_MANY: Final = 0.25
 """Threads that wait for one another for such a share of their time are better off as processes."""
@@ -278,7 +279,8 @@ TURNS_MANY: Final = 0.25
 
 def taken(waits: StepWaits, seen: Evidence) -> NDArray[np.float64]:
     """How far the interpreter's lock was what Python code waited for, at each step: 0 to 1."""
-    if max(float(waits.looks.sum()), seen.interpreter_looks) < _LOOKS_SURE:
+    few = max(float(waits.looks.sum()), seen.interpreter_looks) < _LOOKS_SURE
+    if few and waits.seconds < _SHORT_S:  # over longer ones they are few because the lock is held
         return np.zeros(len(waits.looks))
     looks = _around(waits.looks)
     share = _ratio(np.minimum(_around(waits.contended), looks), looks)

@@ -52,6 +52,8 @@ BIG_BYTES = 16 << 20
 PIECE_BYTES = 1 << 20
 PIECES = 8  # of one large file, read at a time
 WAIT_S = 0.001
+_ATTEMPTS = 3
+_AGAIN_S = 0.05
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +87,8 @@ class FarReader:
         self._turn = 0
         self._reader: _native.FileReader | None = None
         self._pool = ThreadPoolExecutor(2, "headrace-node-large")
+        self._attempts: dict[bytes, int] = {}
+        self._again: deque[tuple[float, ProgramRun, int]] = deque()
         self._wake = threading.Condition()
         self._ended = False
         self._thread: threading.Thread | None = None
@@ -195,6 +199,7 @@ class FarReader:
         """A run is over."""
         with self._wake:
             self._demands.pop(id(view), None)
+            self._again = deque(item for item in self._again if item[1] is not view)
 
     def close(self) -> None:
         """End the threads; a read that the storage never answers is left behind."""
@@ -238,7 +243,7 @@ class FarReader:
                             for demand in self._demands.values()
                         )
                         if not self._ended and not waiting:
-                            self._wake.wait()
+                            self._wake.wait(_AGAIN_S if self._again else None)
         except Exception:  # noqa: BLE001 - programs go on without it
             _log.exception("%s is not read any more", os.fsdecode(self._root))
         finally:
@@ -265,6 +270,9 @@ class FarReader:
                 if demand.ahead and not demand.blocked:
                     self._turn += k + 1
                     return demand.view, demand.ahead.popleft(), True
+            if self._again and self._again[0][0] <= time.monotonic():
+                _, view, file = self._again.popleft()
+                return view, file, False
             for demand in demands:
                 if demand.rest is not None:
                     file = next(demand.rest, -1)
@@ -334,6 +342,9 @@ class FarReader:
         batch = reading.job.wait(0.0)
         error = int(batch.errors[0])
         was = batch.dev[0], batch.ino[0], batch.size[0], batch.mtime_ns[0], batch.ctime_ns[0]
+        if error == errno.ESTALE and self._once_more(reading):
+            self._copies.cancel(reading.path)
+            return
         if error == 0 and tuple(map(int, was)) != reading.row:
             error = errno.ESTALE
         if error:
@@ -341,6 +352,19 @@ class FarReader:
             return
         start = int(batch.offsets[0])
         self._place(reading, batch.data[start : start + int(batch.lengths[0])])
+
+    def _once_more(self, reading: _Reading) -> bool:
+        """Whether a file that was changed just now is to be read again; what it is now counts."""
+        tries = self._attempts[reading.path] = self._attempts.get(reading.path, 0) + 1
+        if tries > _ATTEMPTS:
+            return False
+        with self._wake:
+            for demand in self._demands.values():
+                file = demand.view.find(reading.path)
+                if file >= 0:
+                    self._again.append((time.monotonic() + _AGAIN_S, demand.view, file))
+                    return True
+        return False
 
     def _take_future(self, reading: _Reading) -> None:
         try:

@@ -445,7 +445,7 @@ class ReadAhead(Closing):
         f = self.figures
         if not f.planned and self._bypass.paused and not self.why_off:
             return "not needed: the files are opened as ever, because they lie in the page cache"
-        if not f.planned and not self.why_off:
+        if not f.planned and not self.why_off and not self._files.knowledge.known:
             return "no batch was asked for yet: nothing was read ahead"
         text = (
             f"{f.served} of {f.planned} planned files were served from memory "
