@@ -46,7 +46,7 @@ def test_digests_are_those_that_both_want(tmp_path, hdgst, ddgst, taken):
         Host(target.address, NQN, HOST, options) as host,
     ):
         queues = host.open_queues(2)
-        assert len(queues) == 2
+        assert [q.qid for q in queues] == [1, 2]
         assert all(q.dgst == (hdgst | ddgst << 1 if taken else 0) for q in queues)
         assert not any(q.flow_control for q in queues)
         until(lambda: target.figures()["queues"] == 2, 5)

@@ -81,6 +81,7 @@ class MessageFault(Exception):
     def __init__(self, explanation: ReasonExplanation, what: str) -> None:
         super().__init__(f"{explanation.words}: {what}")
         self.explanation = explanation
+        self.what = what
 
 
 _HEAD = struct.Struct("<BBHH")  # AUTH_TYPE, AUTH_ID, reserved, T_ID

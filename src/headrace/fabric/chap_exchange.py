@@ -55,6 +55,10 @@ GROUPS = (
 class ChapRefused(Exception):
     """The controller said that it does not believe us."""
 
+    def __init__(self, failure: AuthFailure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChapSetup:
@@ -108,6 +112,7 @@ class Exchange:
     def __init__(self, chap: ChapSetup, tid: int) -> None:
         self._chap = chap
         self._tid = tid
+        self._proof: ChapProof | None = None
         self._talk = self._conversation()
         self._fault: MessageFault | None = None
         self.done = False
@@ -152,7 +157,7 @@ class Exchange:
             raise MessageFault(Reason.GROUP_NOT_USABLE, f"{challenge.group.name} was not offered")
         key = DhKey(challenge.group) if challenge.group else None
         shared = _shared(key, challenge.public)
-        proof = ChapProof(chap.parties, challenge.hash, tid, shared)
+        self._proof = proof = ChapProof(chap.parties, challenge.hash, tid, shared)
         response = proof.of_host(known.secret, challenge.value, challenge.sequence)
         reply = Reply(tid, response, public=key.public if key else b"")
         value, sequence = secrets.token_bytes(proof.hash.nbytes), sequence_number()
@@ -184,6 +189,7 @@ class Gate:
     def __init__(self, chap: ChapSetup) -> None:
         self._chap = chap
         self._tid = 0
+        self._proof: ChapProof | None = None
         self._talk = self._conversation()
         self._next = next(self._talk)  # what the host is to have next; None: it is its turn
         self._failed = False
@@ -235,13 +241,13 @@ class Gate:
             asked = _expected((yield None), Negotiate, None)
             self._tid = tid = asked.tid
             challenge, key = self._challenge(asked)
+            self._proof = proof = ChapProof(self._chap.parties, challenge.hash, tid)
             _expect_taken((yield challenge.pack()))
             reply = _expected((yield None), Reply, tid)
             check_dhvlen(len(reply.public), challenge.group)
-            shared = _shared(key, reply.public)
-            proof = ChapProof(self._chap.parties, challenge.hash, tid, shared)
+            proof = proof._replace(shared=_shared(key, reply.public))
             response = self._judge(reply, challenge, proof)
-            _expect_taken((yield Success1(tid, challenge.hash.nbytes, response).pack()))
+            _expect_taken((yield Success1(tid, proof.hash.nbytes, response).pack()))
             if response is not None:
                 _expected((yield None), Success2, tid)
             self.authenticated = True

@@ -532,9 +532,10 @@ class HostConnection:
 
 def _authentication(gate: Gate, sqe: Sqe, data: bytes, *, sends: bool) -> CommandReply:
     """Authentication Send, or Receive: its message is filled up, as some hosts wait for all of it."""
+    invalid = CommandReply(Status.INVALID_FIELD | DO_NOT_RETRY)
     spsp0, spsp1, secp, length = AUTH_DWORDS.unpack(sqe.dwords)
     if (spsp0, spsp1, secp) != (SPSP_CHAP, SPSP_CHAP, SECP_NVME) or not length:
-        return _INVALID_FIELD
+        return invalid
     sgl_type, carried = (nvme.SGL_IN_CAPSULE, len(data)) if sends else (nvme.SGL_TRANSPORT, length)
     if sqe.sgl_type != sgl_type or not length == sqe.sgl_length == carried:
         return CommandReply(Status.SGL_LENGTH_INVALID | DO_NOT_RETRY)
@@ -542,5 +543,5 @@ def _authentication(gate: Gate, sqe: Sqe, data: bytes, *, sends: bool) -> Comman
         gate.send(data)
         return CommandReply()
     if length < gate.message_bytes or length % 4:
-        return _INVALID_FIELD
+        return invalid
     return CommandReply(data=gate.receive().ljust(min(length, MESSAGE_BYTES_MAX), b"\0"))

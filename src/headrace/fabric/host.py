@@ -233,7 +233,7 @@ class Host(Closing):
                 self.identity, self.subnqn, qid=qid, entries=entries, cntlid=self.cntlid
             )
             self._authenticate(queue, connected)
-            return queue.detach(entries=entries, connected=connected)
+            return queue.detach(qid=qid, entries=entries, connected=connected)
         except BaseException:
             queue.close()
             raise

@@ -60,6 +60,7 @@ class PduFault(Exception):
         super().__init__(f"{status.name.replace('_', ' ').lower()}: {what}")
         self.status = status
         self.info = info
+        self.what = what
 
 
 COMMON = struct.Struct("<BBBBI")

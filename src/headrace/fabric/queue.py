@@ -47,6 +47,7 @@ class ConnectedQueue:
     """An I/O queue that is ready for its data path. Who takes it closes the socket."""
 
     socket: socket.socket
+    qid: int
     entries: int
     dgst: int
     cpda: int
@@ -169,12 +170,12 @@ class Queue:
             raise CommandFailed(f"{self}: {what} failed: {status_text(status)}.", status=status)
         return Completion(sqe.cid, status, result, sqhd), received
 
-    def detach(self, *, entries: int, connected: Completion) -> ConnectedQueue:
+    def detach(self, *, qid: int, entries: int, connected: Completion) -> ConnectedQueue:
         """Hands the socket over to a data path."""
         taken = socket.socket(fileno=self.native.detach())
         taken.setblocking(True)
         return ConnectedQueue(
-            socket=taken, entries=entries, dgst=self.native.dgst, cpda=self.native.cpda,
+            socket=taken, qid=qid, entries=entries, dgst=self.native.dgst, cpda=self.native.cpda,
             flow_control=connected.sqhd != _NO_FLOW_CONTROL,
         )  # fmt: skip
 

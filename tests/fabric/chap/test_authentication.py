@@ -212,8 +212,9 @@ def test_an_io_queue_authenticates_for_itself(target):
         assert target.figures()["queues"] == 0
         queue.close()
         until(lambda: target.figures()["connections"] == 1, 5)
-        (again,) = host.open_queues(1)  # the number is free again
-        again.socket.close()
+        queues = host.open_queues(1)  # the number is free again
+        assert queues[0].qid == 1
+        queues[0].socket.close()
 
 
 def test_an_io_queue_s_wrong_proof_is_refused(target):

@@ -15,7 +15,7 @@ from fabric.chap.parties import (
     host,
 )
 from fabric.chap.reference import HOSTNQN, SUBNQN, secret_text
-from headrace.fabric.chap import ChapProof, MessageFault, Parties, ReasonExplanation
+from headrace.fabric.chap import MessageFault, Parties, ReasonExplanation
 from headrace.fabric.chap_exchange import ChapRefused
 
 OTHER = secret_text(bytes(range(90, 122)), 1)
@@ -28,7 +28,7 @@ def refused(exchange, at_gate):
     assert not at_gate.authenticated
     assert at_gate.over
     assert not exchange.done
-    return raised.value.args[0].explanation
+    return raised.value.failure.explanation
 
 
 def disbelieved(exchange, at_gate):
@@ -357,7 +357,7 @@ def test_names_and_secrets_are_in_no_object_s_words():
     converse(exchange, at_gate)
     shown = f"{exchange._chap!r} {at_gate._chap!r} {exchange!r} {at_gate!r}"
     assert HOSTNQN in shown
-    shown += repr(ChapProof(PARTIES, Hash.SHA256, TID, HOST_KEY))
+    shown += f"{exchange._proof!r} {at_gate._proof!r} {exchange._proof._replace(shared=HOST_KEY)!r}"
     assert repr(HOST_KEY)[2:20] not in shown
     assert CONTROLLER_SECRET[10:30] not in shown
     assert PARTIES.subnqn in shown

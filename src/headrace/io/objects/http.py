@@ -130,6 +130,10 @@ class Connection(asyncio.BufferedProtocol):
         except Fault as fault:
             self._fail(fault.reason)
 
+    def eof_received(self) -> bool:
+        """The server ended its side."""
+        return False
+
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
         self.reusable = False
