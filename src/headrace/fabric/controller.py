@@ -13,7 +13,6 @@ Neither knows sockets or a clock: `take` is given what was received and when, an
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.fabric import command as nvme
@@ -426,12 +425,13 @@ class HostConnection:
     # -- PDUs -------------------------------------------------------------------------------------
 
     def _open(self, pdu: wire.Pdu) -> None:
-        self.hpda, dgst = wire.read_icreq(pdu.header)
-        self.dgst &= dgst
-        hdgst, ddgst = bool(self.dgst & wire.HDGST), bool(self.dgst & wire.DDGST)
-        rules = self._splitter.rules
-        self._splitter.rules = replace(rules, established=True, hdgst=hdgst, ddgst=ddgst)
-        self._format = wire.Format(hdgst, ddgst, (self.hpda + 1) * 4)
+        asked = wire.read_icreq(pdu.header)
+        self.dgst &= asked.dgst
+        self.hpda = asked.pda
+        self._splitter.rules = wire.established(self._splitter.rules, self.dgst)
+        self._format = wire.Format(
+            bool(self.dgst & wire.HDGST), bool(self.dgst & wire.DDGST), asked.alignment
+        )
         self.output += wire.icresp(self.dgst, MAXH2CDATA)
 
     def _command(self, pdu: wire.Pdu, now_s: float) -> None:

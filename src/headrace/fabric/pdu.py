@@ -7,7 +7,7 @@ judged from a PDU's first 8 bytes, by native/fabric/pdu.h, before anything else 
 from __future__ import annotations
 
 import struct
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -234,21 +234,36 @@ def encode(
     return bytes(out)
 
 
+class InitParameters(NamedTuple):
+    """What ICReq and ICResp say."""
+
+    pda: int
+    """HPDA or CPDA: dwords of alignment, less one."""
+    dgst: int
+    limit: int
+    """MAXR2T (less one) or MAXH2CDATA."""
+
+    @property
+    def alignment(self) -> int:
+        """Bytes."""
+        return (self.pda + 1) * 4
+
+
 def icresp(dgst: int, maxh2cdata: int) -> bytes:
     """Our ICResp: CPDA 0."""
     return encode(Type.IC_RESP, _INIT.pack(0, 0, dgst, maxh2cdata))
 
 
-def read_icreq(header: bytes) -> tuple[int, int]:
-    """HPDA (dwords of alignment, less one) and DGST of an ICReq; raises PduFault if we know none such."""
-    pfv, pda, dgst, _ = _INIT.unpack_from(header, COMMON.size)
+def read_icreq(header: bytes) -> InitParameters:
+    """Judges an ICReq; raises PduFault if PFV, HPDA or DGST is none that we know."""
+    pfv, pda, dgst, limit = _INIT.unpack_from(header, COMMON.size)
     if pfv:
         raise PduFault(Fatal.UNSUPPORTED_PARAMETER, 8, f"PFV is {pfv}")
     if pda > _PDA_MAX:
         raise _invalid(10, f"HPDA is {pda}")
     if dgst & ~(HDGST | DDGST):
         raise _invalid(11, f"DGST is {dgst:#x}")
-    return pda, dgst
+    return InitParameters(pda, dgst, limit)
 
 
 def term_req(fault: PduFault, header: bytes, *, from_host: bool) -> bytes:
@@ -265,3 +280,8 @@ def read_term_req(header: bytes) -> str:
     status, low, high = _TERM.unpack_from(header, COMMON.size)
     name = Fatal(status).name if status in set(Fatal) else str(status)
     return f"{name} ({low | high << 16:#x})"
+
+
+def established(rules: Rules, dgst: int) -> Rules:
+    """The rules after ICReq and ICResp."""
+    return replace(rules, established=True, hdgst=bool(dgst & HDGST), ddgst=bool(dgst & DDGST))
