@@ -19,7 +19,6 @@
 #include "bindings/gil.h"
 #include "bindings/remote.h"
 #include "core/error.h"
-#include "fabric/control_queue.h"
 #include "fabric/failover.h"
 #include "fabric/initiator.h"
 #include "fabric/target_queues.h"
@@ -30,7 +29,6 @@ using namespace nb::literals;
 namespace headrace::bindings {
 namespace {
 
-using fabric::ControlQueue;
 using fabric::Exports;
 using fabric::Failover;
 using fabric::Initiator;
@@ -51,10 +49,12 @@ std::shared_ptr<T> make_with_threads(Args&&... args) {
   });
 }
 
-// What check_common says: status, info and words of a fault, and header, padding and data bytes.
-std::tuple<int, uint32_t, std::string, uint32_t, uint32_t, uint32_t> judge(
-    const nb::bytes& header, bool to_host, bool established, bool hdgst, bool ddgst,
-    uint32_t alignment, uint32_t capsule_data_max, uint32_t data_max) {
+// (0, 0, header, padding and data bytes) or (status, info, 0, 0, 0): what check_common says.
+std::tuple<int, uint32_t, uint32_t, uint32_t, uint32_t> judge(const nb::bytes& header, bool to_host,
+                                                              bool established, bool hdgst,
+                                                              bool ddgst, uint32_t alignment,
+                                                              uint32_t capsule_data_max,
+                                                              uint32_t data_max) {
   fabric::CommonHeader common;
   if (header.size() != sizeof(common)) throw nb::value_error("a common header has 8 bytes");
   std::memcpy(&common, header.data(), sizeof(common));
@@ -67,28 +67,9 @@ std::tuple<int, uint32_t, std::string, uint32_t, uint32_t, uint32_t> judge(
                                data_max};
   fabric::PduLayout layout;
   if (const fabric::Fault fault = fabric::check_common(common, rules, &layout)) {
-    return {static_cast<int>(fault.status), fault.info, fault.what, 0, 0, 0};
+    return {static_cast<int>(fault.status), fault.info, 0, 0, 0};
   }
-  return {0, 0, "", layout.header_bytes, layout.pad_bytes, layout.data_bytes};
-}
-
-// Status, result and SQHD of a command's completion, and the bytes that the controller returned.
-nb::tuple answer(ControlQueue& queue, const nb::bytes& command, const nb::bytes& data,
-                 uint32_t expect, const std::string& what) {
-  fabric::Sqe sqe;
-  if (command.size() != sizeof sqe) throw nb::value_error("a command has 64 bytes");
-  if (data.size() > ControlQueue::kCapsuleDataMax) throw nb::value_error("too much data");
-  if (expect > ControlQueue::kDataMax) throw nb::value_error("too much is expected");
-  std::memcpy(&sqe, command.data(), sizeof sqe);
-  std::vector<std::byte> received(expect);
-  const std::span sent(static_cast<const std::byte*>(data.data()), data.size());
-  fabric::Completion completion;
-  {
-    const WithoutGil released;
-    completion = queue.answer(sqe, sent, received, what);
-  }
-  return nb::make_tuple(completion.status, completion.result, completion.sqhd,
-                        nb::bytes(received.data(), received.size()));
+  return {0, 0, layout.header_bytes, layout.pad_bytes, layout.data_bytes};
 }
 
 void adopt(TargetQueues& queues, int fd, uint16_t entries, uint8_t dgst, uint8_t hpda,
@@ -300,29 +281,6 @@ void register_target(nb::module_& m) {
       .def("figures", &target_figures, nb::sig("def figures(self) -> dict[str, int]"));
 }
 
-void register_control(nb::module_& m) {
-  nb::class_<ControlQueue>(m, "FabricControlQueue",
-                           "A host's connection while it carries control commands, one at a time.")
-      .def(nb::new_([](const std::string& host, uint16_t port, uint8_t dgst, double timeout_s) {
-             const WithoutGil released;
-             return std::make_shared<ControlQueue>(
-                 ControlQueue::Options{host, port, false, dgst, timeout_s, -1});
-           }),
-           "host"_a, "port"_a, nb::kw_only(), "dgst"_a, "timeout_s"_a,
-           "Connects, and exchanges ICReq and ICResp; `dgst` are the digests to offer.")
-      .def("command", &answer, "command"_a, "data"_a, "expect"_a, "what"_a,
-           nb::sig("def command(self, command: bytes, data: bytes, expect: int, what: str) -> "
-                   "tuple[int, int, int, bytes]"),
-           "Status, result, SQHD, and the bytes that came; an error names `what` was asked.")
-      .def("set_flow_control", &ControlQueue::set_flow_control, "on"_a,
-           "As the answer to Connect says.")
-      .def("detach", &ControlQueue::detach, "Hands the descriptor over.")
-      .def("close", &ControlQueue::close)
-      .def_prop_ro("fd", &ControlQueue::fd)
-      .def_prop_ro("dgst", &ControlQueue::dgst)
-      .def_prop_ro("cpda", &ControlQueue::cpda);
-}
-
 void register_initiator(nb::module_& m) {
   nb::class_<Initiator>(m, "FabricInitiator",
                         "Reads ranges of NVMe/TCP namespaces over connected queues.")
@@ -375,11 +333,11 @@ void register_initiator(nb::module_& m) {
 }  // namespace
 
 void register_fabric(nb::module_& m) {
-  m.def("fabric_check_common", &judge, "header"_a, nb::kw_only(), "to_host"_a, "established"_a,
-        "hdgst"_a, "ddgst"_a, "alignment"_a, "capsule_data_max"_a, "data_max"_a,
-        "What a receiver says of a PDU's first 8 bytes: (status, info, words; header, padding and "
-        "data bytes).");
-  register_control(m);
+  m.def(
+      "fabric_check_common", &judge, "header"_a, nb::kw_only(), "to_host"_a, "established"_a,
+      "hdgst"_a, "ddgst"_a, "alignment"_a, "capsule_data_max"_a, "data_max"_a,
+      "What the native receiver says of a PDU's first 8 bytes: (status, info, header, padding and "
+      "data bytes).");
   register_target(m);
   register_initiator(m);
   register_failover(m);

@@ -77,15 +77,13 @@ ControlQueue::ControlQueue(const Options& options)
     while (qpair_.state() == Qpair::State::kOpening) exchange(deadline_ns, "ICReq");
     if (qpair_.state() != Qpair::State::kReady) exchange(deadline_ns, "ICReq");
   } catch (...) {
-    close();
+    if (fd_ >= 0) ::close(fd_);
     throw;
   }
 }
 
-ControlQueue::~ControlQueue() { close(); }
-
-void ControlQueue::close() {
-  if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+ControlQueue::~ControlQueue() {
+  if (fd_ >= 0) ::close(fd_);
 }
 
 int ControlQueue::detach() { return std::exchange(fd_, -1); }
@@ -162,25 +160,16 @@ void ControlQueue::exchange(int64_t deadline_ns, const std::string& what) {
 
 Completion ControlQueue::command(Sqe sqe, std::span<const std::byte> data,
                                  std::span<std::byte> dest, const std::string& what) {
-  sqe.sgl_type = data.empty() ? kSglTransport : kSglInCapsule;
-  sqe.sgl_length = static_cast<uint32_t>(data.empty() ? dest.size() : data.size());
-  const Completion completion = answer(sqe, data, dest, what);
-  if (completion.status != kSuccess) {
-    fail(what + " failed: " + status_text(completion.status), EPROTO);
-  }
-  return completion;
-}
-
-Completion ControlQueue::answer(const Sqe& sqe, std::span<const std::byte> data,
-                                std::span<std::byte> dest, const std::string& what) {
   const int64_t deadline_ns = now_ns() + static_cast<int64_t>(options_.timeout_s * 1e9);
   Command command;
   command.sqe = sqe;
   command.sqe.flags = kSglFlags;
+  command.sqe.sgl_type = data.empty() ? kSglTransport : kSglInCapsule;
+  command.sqe.sgl_length = static_cast<uint32_t>(data.empty() ? dest.size() : data.size());
   command.capsule_data = data;
   command.data_bytes = static_cast<uint32_t>(dest.size());
   command.place = {0, dest};
-  if (!qpair_.submit(command)) fail(what + ": the connection ended", ECONNRESET);
+  if (!qpair_.submit(command)) fail(what + ": the queue is full");
   std::vector<Completion> completions;
   while (true) {
     qpair_.take_completions(&completions);
@@ -189,6 +178,7 @@ Completion ControlQueue::answer(const Sqe& sqe, std::span<const std::byte> data,
   }
   const Completion& answer = completions.front();
   if (answer.outcome != Outcome::kAnswered) fail(what + ": the connection ended", ECONNRESET);
+  if (answer.status != kSuccess) fail(what + " failed: " + status_text(answer.status), EPROTO);
   return answer;
 }
 

@@ -33,7 +33,7 @@ class ControlQueue {
     double timeout_s = 10;
     int stop_fd = -1;  // readable: give everything up
   };
-  static constexpr uint32_t kDataMax = 8 << 20;
+  static constexpr uint32_t kDataMax = 4096;
   static constexpr uint32_t kCapsuleDataMax = 8192;
 
   // Connects and exchanges ICReq and ICResp. Everything throws HostError.
@@ -46,15 +46,8 @@ class ControlQueue {
   // `what` names it in errors.
   Completion command(Sqe sqe, std::span<const std::byte> data, std::span<std::byte> dest,
                      const std::string& what);
-  // The same of a command whose SGL says already where its data lie, whatever its status is.
-  Completion answer(const Sqe& sqe, std::span<const std::byte> data, std::span<std::byte> dest,
-                    const std::string& what);
-  // What the answer to Connect has agreed on.
-  void set_flow_control(bool on) { qpair_.set_flow_control(on); }
   // Hands the socket over; nothing else may be called afterwards.
   int detach();
-  void close();
-  int fd() const { return fd_; }
   uint8_t dgst() const { return qpair_.options().dgst; }
   uint8_t cpda() const { return qpair_.options().cpda; }
   const std::string& name() const { return name_; }

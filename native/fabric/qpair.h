@@ -103,7 +103,6 @@ class Qpair final : private PduSink {
   const std::optional<TermNotice>& notice() const { return notice_; }
   uint64_t digest_errors() const { return digest_errors_; }
   const QpairOptions& options() const { return options_; }
-  void set_flow_control(bool on) { options_.sq_flow_control = on; }
 
  private:
   struct Slot {

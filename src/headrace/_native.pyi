@@ -187,40 +187,10 @@ class RemoteRequests:
         The same for bytes that lie in `buffer`: copies them, without the interpreter's lock.
         """
 
-def fabric_check_common(header: bytes, *, to_host: bool, established: bool, hdgst: bool, ddgst: bool, alignment: int, capsule_data_max: int, data_max: int) -> tuple[int, int, str, int, int, int]:
+def fabric_check_common(header: bytes, *, to_host: bool, established: bool, hdgst: bool, ddgst: bool, alignment: int, capsule_data_max: int, data_max: int) -> tuple[int, int, int, int, int]:
     """
-    What a receiver says of a PDU's first 8 bytes: (status, info, words; header, padding and data bytes).
+    What the native receiver says of a PDU's first 8 bytes: (status, info, header, padding and data bytes).
     """
-
-class FabricControlQueue:
-    """A host's connection while it carries control commands, one at a time."""
-
-    def __init__(self, host: str, port: int, *, dgst: int, timeout_s: float) -> None:
-        """
-        Connects, and exchanges ICReq and ICResp; `dgst` are the digests to offer.
-        """
-
-    def command(self, command: bytes, data: bytes, expect: int, what: str) -> tuple[int, int, int, bytes]:
-        """
-        Status, result, SQHD, and the bytes that came; an error names `what` was asked.
-        """
-
-    def set_flow_control(self, on: bool) -> None:
-        """As the answer to Connect says."""
-
-    def detach(self) -> int:
-        """Hands the descriptor over."""
-
-    def close(self) -> None: ...
-
-    @property
-    def fd(self) -> int: ...
-
-    @property
-    def dgst(self) -> int: ...
-
-    @property
-    def cpda(self) -> int: ...
 
 class FabricExports:
     """Namespaces that a target's queues read from."""

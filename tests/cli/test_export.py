@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 import headrace as hr
-from fabric.asking import discover
 from headrace.errors import AuthenticationFailed
 from headrace.fabric.chap import DhGroup
 from headrace.fabric.engine import EngineOptions, FabricEngine
-from headrace.fabric.host import HostOptions
+from headrace.fabric.host import HostOptions, discover
 from headrace.fabric.identity import Hash, HostIdentity, Secret
 
 HOST = HostIdentity("nqn.2026-11.io.example:host-a", bytes(range(1, 17)))

@@ -10,14 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fabric.asking import discover, log_page, namespaces, socket_of
 from fabric.conftest import HOST, NQN, OTHER_HOST, write_disk
 from headrace.errors import FabricError
-from headrace.fabric.command import Admin, Completion, Feature, LogPage, Sqe
+from headrace.fabric.command import Admin, Feature, LogPage, Sqe
 from headrace.fabric.confinement import Confinement, confine_calls
 from headrace.fabric.engine import EngineOptions, FabricEngine
-from headrace.fabric.host import Host, HostOptions
-from headrace.fabric.pdu import Type, encode
+from headrace.fabric.host import Host, HostOptions, discover
 from headrace.fabric.queue import Queue
 from tests_shared import until
 
@@ -144,8 +142,8 @@ def test_hosts_come_and_go_and_discover(confined, disks):
         Host(confined.address, NQN, HOST) as one,
         Host(confined.address, NQN, OTHER_HOST) as two,
     ):
-        assert set(namespaces(one)) == set(namespaces(two)) == {1, 2}
-        assert len(log_page(one, LogPage.SMART, 512)) == 512
+        assert set(one.namespaces()) == set(two.namespaces()) == {1, 2}
+        assert len(one.log_page(LogPage.SMART, 512)) == 512
         assert [entry.subnqn for entry in discover(confined.address, HOST)] == [NQN]
     with pytest.raises(FabricError, match="connect invalid parameters"):
         Host(confined.address, f"{NQN}-other", HOST)
@@ -157,8 +155,7 @@ def test_a_lost_connection_is_made_anew(confined, disks):
     with FabricEngine(HOST, options) as fabric:
         fabric.open(confined.url())
         (peer,) = fabric._peers.values()
-        with socket_of(peer.host._admin) as sock:
-            sock.shutdown(2)  # its target ends the association
+        peer.host._admin._socket.shutdown(2)  # its target ends the association
         until(lambda: fabric.figures()["reconnects"])
         dest = np.zeros(len(data), np.uint8)
         found = fabric.read_many(confined.url(), np.array([0]), np.array([len(data)]), dest)
@@ -167,23 +164,20 @@ def test_a_lost_connection_is_made_anew(confined, disks):
 
 
 def test_a_namespace_goes_and_hosts_are_told(confined):
-    plain = HostOptions(hdgst=False, ddgst=False, kato_ms=0)
-    with Host(confined.address, NQN, HOST, plain) as host, socket_of(host._admin) as sock:
+    with Host(confined.address, NQN, HOST) as host:
         notices = Sqe(Admin.SET_FEATURES, cdw10=Feature.ASYNC_EVENTS, cdw11=_NAMESPACE_NOTICES)
         host._command(notices, what="Set Features")
-        assert set(namespaces(host)) == {1, 2}
-        sock.sendall(encode(Type.CAPSULE_CMD, Sqe(Admin.ASYNC_EVENT, 77).pack()))
+        with host._lock:
+            host._admin.ask_event(Sqe(Admin.ASYNC_EVENT))
+        assert set(host.namespaces()) == {1, 2}
+        assert not host._admin.events
         assert confined.ask("remove 2") is None
-        sock.settimeout(5)
-        assert Completion.unpack(sock.recv(24)[8:]).cid == 77
-    with Host(confined.address, NQN, HOST) as host:
-        assert set(namespaces(host)) == {1}
+        until(lambda: set(host.namespaces()) == {1} and host._admin.events)
 
 
 def test_hostile_bytes_end_one_connection(confined, disks):
     queue = Queue(confined.address, offered=0, timeout_s=5)
-    with socket_of(queue) as sock:
-        sock.sendall(b"\xff" * 128)
+    queue._socket.sendall(b"\xff" * 128)
     until(lambda: confined.ask("figures")["connections"] == 0)
     queue.close()
     check(confined, disks[0][1])

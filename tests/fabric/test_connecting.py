@@ -5,11 +5,10 @@ import time
 
 import pytest
 
-from fabric.asking import discover, log_page, namespaces
 from fabric.conftest import HOST, NQN, OTHER_HOST, write_disk
 from headrace.errors import FabricError
 from headrace.fabric.command import DISCOVERY_NQN, LogPage, Status
-from headrace.fabric.host import Host, HostOptions
+from headrace.fabric.host import Host, HostOptions, discover
 from headrace.fabric.identity import HostIdentity
 from headrace.fabric.queue import CommandFailed
 from headrace.fabric.subsystem import Subsystem
@@ -23,11 +22,11 @@ def test_a_host_finds_controller_and_namespace(exported):
     with Host(exported.target.address, NQN, HOST, QUICK) as host:
         assert host.controller.model == "headrace"
         assert host.controller.subnqn == NQN
-        known = namespaces(host)
-        assert list(known) == [1]
-        assert known[1] == host.namespace(1)
-        assert known[1].blocks * 512 - 512 < len(exported.data) <= known[1].blocks * 512
-        assert len(log_page(host, LogPage.SMART, 512)) == 512
+        namespaces = host.namespaces()
+        assert list(namespaces) == [1]
+        assert namespaces[1] == host.namespace(1)
+        assert namespaces[1].blocks * 512 - 512 < len(exported.data) <= namespaces[1].blocks * 512
+        assert len(host.log_page(LogPage.SMART, 512)) == 512
         with pytest.raises(FabricError, match="no namespace 2"):
             host.namespace(2)
     until(lambda: exported.target.figures()["associations"] == 0, 5)
@@ -80,7 +79,7 @@ def test_a_host_that_is_not_listed_is_refused(tmp_path):
         assert refused(target, NQN, OTHER_HOST) == Status.CONNECT_INVALID_HOST
         assert target.figures()["connects_refused"] == 1
         with Host(target.address, NQN, HOST, QUICK) as host:
-            assert namespaces(host)
+            assert host.namespaces()
 
 
 def test_a_subsystem_that_is_not_there_is_refused(exported):
@@ -133,7 +132,7 @@ def test_keep_alive_finds_a_target_that_is_gone(exported):
     exported.target.close()
     until(lambda: host.failure is not None, 5)
     with pytest.raises(FabricError):
-        namespaces(host)
+        host.namespaces()
     host.close()
 
 
@@ -141,9 +140,9 @@ def test_a_namespace_that_goes_is_told_and_its_reads_are_refused(exported, tmp_p
     write_disk(tmp_path / "second", seed=2)
     exported.subsystem.add(tmp_path / "second")
     with Host(exported.target.address, NQN, HOST, QUICK) as host:
-        assert list(namespaces(host)) == [1, 2]
+        assert list(host.namespaces()) == [1, 2]
         exported.subsystem.remove(2)
-        assert list(namespaces(host)) == [1]
+        assert list(host.namespaces()) == [1]
 
 
 def test_half_open_connections_are_bounded_and_others_are_served(exported):
@@ -151,7 +150,7 @@ def test_half_open_connections_are_bounded_and_others_are_served(exported):
     with Target([exported.subsystem], ("127.0.0.1", 0), options) as target:
         idle = [socket.create_connection(target.address) for _ in range(200)]
         with Host(target.address, NQN, HOST, QUICK) as host:
-            assert namespaces(host)
+            assert host.namespaces()
         until(lambda: target.figures()["connections"] <= 17, 5)
         for each in idle:
             each.close()

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from fabric.asking import unpack_active_namespaces, unpack_discovery_log
 from headrace.fabric.command import (
     PROPERTY_DWORDS,
     Admin,
@@ -21,6 +20,8 @@ from headrace.fabric.command import (
     Sqe,
     Status,
     fabrics_command,
+    unpack_active_namespaces,
+    unpack_discovery_log,
 )
 from headrace.fabric.controller import Association, Controller
 

@@ -27,10 +27,10 @@ def controller(*, sqhd, data):
             stream.read(ICREQ_BYTES)
             sock.sendall(icresp(0, 131_072))
             stream.read(CONNECT_BYTES)
-            sock.sendall(encode(Type.CAPSULE_RESP, Completion(0, sqhd=sqhd).pack()))
+            sock.sendall(encode(Type.CAPSULE_RESP, Completion(1, sqhd=sqhd).pack()))
             if data is not None:
                 stream.read(CAPSULE_BYTES)
-                header = DATA.pack(1, 0, 0, len(data))
+                header = DATA.pack(2, 0, 0, len(data))
                 sock.sendall(encode(Type.C2H_DATA, header, data, LAST | SUCCESS))
             else:
                 sock.shutdown(socket.SHUT_WR)

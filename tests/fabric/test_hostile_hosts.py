@@ -5,7 +5,6 @@ import struct
 
 import pytest
 
-from fabric.asking import icreq, namespaces
 from fabric.conftest import HOST, NQN
 from headrace.fabric.command import CONNECT_DATA, Admin, Sqe, Status, connect_command
 from headrace.fabric.host import Host, HostOptions
@@ -17,6 +16,7 @@ from headrace.fabric.pdu import (
     Rules,
     Type,
     encode,
+    icreq,
     read_term_req,
 )
 from tests_shared import until
@@ -95,7 +95,7 @@ def test_a_mistake_is_answered_by_a_term_req(exported, name):
     assert read_term_req(pdus[-1].header).startswith(said)
     until(lambda: exported.target.figures()["connections"] == 0, 5)
     with Host(exported.target.address, NQN, HOST, HostOptions(timeout_s=5)) as host:
-        assert namespaces(host)
+        assert host.namespaces()
 
 
 REFUSALS = {

@@ -1,9 +1,12 @@
-"""PDUs in Python: the same however they are split, and what is wrong with them."""
+"""PDUs in Python: the same rules as the native receiver, and the same PDUs however they are split."""
+
+import struct
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from fabric.asking import icreq
 from headrace import _native
 from headrace.fabric.pdu import (
     DATA,
@@ -15,11 +18,61 @@ from headrace.fabric.pdu import (
     Type,
     check_common,
     encode,
+    icreq,
     icresp,
     read_icreq,
+    read_icresp,
     read_term_req,
     term_req,
 )
+
+RULES = st.builds(
+    Rules,
+    to_host=st.booleans(),
+    established=st.booleans(),
+    hdgst=st.booleans(),
+    ddgst=st.booleans(),
+    alignment=st.sampled_from([4, 8, 64, 128]),
+    capsule_data_max=st.sampled_from([0, 512, 8192]),
+    data_max=st.sampled_from([512, 65536]),
+)
+# Values near the right ones, so that each check is reached.
+HEADERS = st.builds(
+    lambda *fields: struct.pack("<BBBBI", *fields),
+    st.integers(0, 12),
+    st.integers(0, 31),
+    st.sampled_from([8, 23, 24, 25, 72, 128, 255]),
+    st.sampled_from([0, 4, 24, 26, 28, 32, 72, 76, 128, 255]),
+    st.one_of(
+        st.integers(0, 200),
+        st.sampled_from([512 + 24, 512 + 32, 8192 + 72, 8192 + 76, 65536 + 28, 2**32 - 1]),
+    ),
+)
+
+
+def native(header, rules):
+    return _native.fabric_check_common(
+        header,
+        to_host=rules.to_host,
+        established=rules.established,
+        hdgst=rules.hdgst,
+        ddgst=rules.ddgst,
+        alignment=rules.alignment,
+        capsule_data_max=rules.capsule_data_max,
+        data_max=rules.data_max,
+    )
+
+
+@settings(max_examples=3000, deadline=None)
+@given(HEADERS, RULES)
+@example(struct.pack("<BBBBI", 7, 5, 255, 28, 540), Rules(to_host=True, hdgst=True, data_max=512))
+def test_python_and_native_judge_headers_alike(header, rules):
+    try:
+        layout = check_common(header, rules)
+        here = (0, 0, layout.header_bytes, layout.pad_bytes, layout.data_bytes)
+    except PduFault as fault:
+        here = (fault.status, fault.info, 0, 0, 0)
+    assert native(header, rules) == here
 
 
 def stream(form):
@@ -66,6 +119,7 @@ def test_a_flipped_bit_is_found_wherever_it_is():
 def test_init_pdus_have_the_specification_s_bytes():
     assert icreq(3) == bytes.fromhex("00008000800000000000000300000000") + bytes(112)
     assert icresp(1, 131072) == bytes.fromhex("01008000800000000000000100000200") + bytes(112)
+    assert read_icresp(icresp(1, 131072), offered=3).limit == 131072
 
 
 @pytest.mark.parametrize(
@@ -77,6 +131,13 @@ def test_an_icreq_with_one_wrong_field(at, value, info):
     with pytest.raises(PduFault) as fault:
         read_icreq(bytes(wrong))
     assert fault.value.info == info
+
+
+@pytest.mark.parametrize("limit", [0, 4092, 4098])
+def test_an_icresp_with_a_wrong_maxh2cdata(limit):
+    with pytest.raises(PduFault) as fault:
+        read_icresp(icresp(0, limit), offered=3)
+    assert fault.value.info == 12
 
 
 def test_a_term_req_says_what_was_wrong():

@@ -6,7 +6,6 @@ sent back stays in proportion to what came.
 
 from __future__ import annotations
 
-from fabric.asking import icreq
 from fabric.chap import reference
 from fabric.chap.parties import gate
 from headrace.fabric.chap import AUTH_DWORDS, MESSAGE_BYTES_MAX
@@ -25,7 +24,7 @@ from headrace.fabric.controller import (
     Controller,
     HostConnection,
 )
-from headrace.fabric.pdu import Fatal, Format, PduFault, Type, encode, term_req
+from headrace.fabric.pdu import Fatal, Format, PduFault, Type, encode, icreq, term_req
 
 COMMAND_BYTES = 72
 

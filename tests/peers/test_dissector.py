@@ -6,11 +6,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from fabric.asking import discover, log_page, namespaces
 from headrace.errors import FabricError
 from headrace.fabric.command import LogPage
 from headrace.fabric.engine import EngineOptions, FabricEngine
-from headrace.fabric.host import Host, HostOptions
+from headrace.fabric.host import Host, HostOptions, discover
 from headrace.fabric.identity import HostIdentity
 from peers.exporting import exporting
 from peers.relay import Relay
@@ -46,10 +45,10 @@ def test_what_we_say_is_well_formed(known, tmp_path, passed, hdgst, ddgst):
             address = ("127.0.0.1", relay.port)
             discover(address, HOST, options)
             with Host(address, running.nqn, HOST, options) as host:
-                namespaces(host)
-                log_page(host, LogPage.SMART, 512)
+                host.namespaces()
+                host.log_page(LogPage.SMART, 512)
                 with pytest.raises(FabricError):
-                    log_page(host, LogPage.DISCOVERY, 1024)  # refused
+                    host.log_page(LogPage.DISCOVERY, 1024)  # refused
             with pytest.raises(FabricError):
                 Host(address, f"{running.nqn}-other", HOST, options)
             url = f"nvme+tcp://127.0.0.1:{relay.port}/{running.nqn}?ns=1"

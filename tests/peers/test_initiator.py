@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 import headrace as hr
-from fabric.asking import discover, namespaces
 from headrace.errors import FabricError
 from headrace.fabric.engine import EngineOptions, FabricEngine
-from headrace.fabric.host import Host, HostOptions
+from headrace.fabric.host import Host, HostOptions, discover
 from headrace.fabric.identity import HostIdentity
 from headrace.fabric.pdu import DDGST, HDGST
 from peers.nvmet import Nvmet
@@ -61,7 +60,7 @@ def test_discovery_and_identity(linux, known, store_image, passed):
     with Host(linux.address, NQN, HOST, HostOptions(timeout_s=20)) as host:
         assert host.controller.serial.strip() == "HEADRACETEST"
         assert host.controller.subnqn == NQN
-        found = namespaces(host)
+        found = host.namespaces()
     assert {n: (i.blocks, i.block_bytes) for n, i in found.items()} == {
         1: (len(known[1]) // 512, 512),
         2: (len(known[1]) // 4096, 4096),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 import uuid
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 ADMIN_CAPSULE_DATA_MAX = 8192
 """In-capsule data of Fabrics and admin commands on TCP, whatever IOCCSZ says."""
@@ -198,6 +198,10 @@ def text(raw: bytes) -> str:
     return raw.partition(b"\0")[0].decode("ascii", "replace").strip()
 
 
+def _ascii(value: str, size: int) -> bytes:
+    return value.encode("ascii", "replace")[:size].ljust(size)
+
+
 class ControllerIdentity(NamedTuple):
     """Identify Controller (CNS 01h)."""
 
@@ -221,40 +225,49 @@ class ControllerIdentity(NamedTuple):
     def pack(self) -> bytes:
         """The 4096 bytes."""
         out = bytearray(IDENTIFY_BYTES)
-        for name, (at, form) in _CONTROLLER.items():
-            value = getattr(self, name)
-            if isinstance(value, str):  # filled up with spaces, but for the NQN
-                value = value.encode("ascii", "replace")
-                value = value if name == "subnqn" else value.ljust(struct.calcsize(form))
-            struct.pack_into(f"<{form}", out, at, value)
+        out[4:24] = _ascii(self.serial, 20)
+        out[24:64] = _ascii(self.model, 40)
+        out[64:72] = _ascii(self.firmware, 8)
         out[76] = 1 << 1  # CMIC: several controllers
-        struct.pack_into(
-            "<II", out, 92, 1 << 8, 1
-        )  # OAES: changed namespaces; CTRATT: long host ids
+        out[77] = self.mdts
+        struct.pack_into("<HI", out, 78, self.cntlid, self.version)
+        struct.pack_into("<I", out, 92, 1 << 8)  # OAES: changed namespaces are told
+        struct.pack_into("<I", out, 96, 1)  # CTRATT: host identifiers of 128 bits
+        out[111] = self.kind
         out[259] = self.async_events - 1
         out[261] = 1 << 2  # LPA: Get Log Page with offsets
+        out[262] = 0  # ELPE: one error entry
+        struct.pack_into("<H", out, 320, self.kas)
         if self.kind == CONTROLLER_IO:
             out[512:514] = bytes((0x66, 0x44))  # SQES, CQES: 64 and 16 bytes
+            struct.pack_into("<I", out, 516, self.namespaces)
+        struct.pack_into("<H", out, 514, self.maxcmd)
         struct.pack_into("<I", out, 536, 1)  # SGLS: supported; no data in I/O capsules
-        struct.pack_into("<IHBB", out, 1796, 1, 0, 0, 1)  # IORCSZ, ICDOFF, FCATT, MSDBD
+        out[768 : 768 + len(self.subnqn)] = self.subnqn.encode()
+        struct.pack_into(
+            "<IIHBB", out, 1792, self.ioccsz, 1, 0, 0, 1
+        )  # IORCSZ, ICDOFF, FCATT, MSDBD
         return bytes(out)
 
     @classmethod
     def unpack(cls, data: bytes) -> ControllerIdentity:
         """From 4096 bytes."""
-        values: dict[str, Any] = {}
-        for name, (at, form) in _CONTROLLER.items():
-            (value,) = struct.unpack_from(f"<{form}", data, at)
-            values[name] = text(value) if form.endswith("s") else value
-        return cls(**values, async_events=data[259] + 1)
-
-
-_CONTROLLER = {
-    "serial": (4, "20s"), "model": (24, "40s"), "firmware": (64, "8s"), "mdts": (77, "B"),
-    "cntlid": (78, "H"), "version": (80, "I"), "kind": (111, "B"), "kas": (320, "H"),
-    "maxcmd": (514, "H"), "namespaces": (516, "I"), "subnqn": (768, "256s"), "ioccsz": (1792, "I"),
-}  # fmt: skip
-"""Where the fields of Identify Controller lie, and their forms."""
+        cntlid, version = struct.unpack_from("<HI", data, 78)
+        return cls(
+            serial=text(data[4:24]),
+            model=text(data[24:64]),
+            firmware=text(data[64:72]),
+            cntlid=cntlid,
+            subnqn=text(data[768:1024]),
+            mdts=data[77],
+            version=version,
+            kind=data[111],
+            kas=struct.unpack_from("<H", data, 320)[0],
+            maxcmd=struct.unpack_from("<H", data, 514)[0],
+            namespaces=struct.unpack_from("<I", data, 516)[0],
+            ioccsz=struct.unpack_from("<I", data, 1792)[0],
+            async_events=data[259] + 1,
+        )
 
 
 class NamespaceIdentity(NamedTuple):
@@ -310,6 +323,12 @@ def pack_active_namespaces(nsids: list[int], above: int) -> bytes:
     """Active Namespace ID list (CNS 02h): those greater than `above`, at most 1024."""
     chosen = sorted(nsid for nsid in nsids if nsid > above)[:1024]
     return struct.pack(f"<{len(chosen)}I", *chosen).ljust(IDENTIFY_BYTES, b"\0")
+
+
+def unpack_active_namespaces(data: bytes) -> list[int]:
+    """The list up to its first 0."""
+    numbers = struct.unpack("<1024I", data)
+    return list(numbers[: numbers.index(0)] if 0 in numbers else numbers)
 
 
 # -- log pages ------------------------------------------------------------------------------------
@@ -373,6 +392,22 @@ def pack_discovery_log(generation: int, entries: list[DiscoveryEntry]) -> bytes:
             )
         )  # fmt: skip
     return b"".join(out)
+
+
+def unpack_discovery_log(data: bytes) -> tuple[int, int, list[DiscoveryEntry]]:
+    """Generation, number of records that there are, and the entries that `data` holds whole."""
+    generation, count, _ = _LOG_HEADER.unpack_from(data)
+    entries = []
+    for at in range(_LOG_HEADER.size, min(len(data), 1024 * (1 + count)) - 1023, 1024):
+        trtype, adrfam, kind, *_, port, nqn, address = _ENTRY.unpack_from(data, at)
+        digits = text(port)
+        entries.append(
+            DiscoveryEntry(
+                text(nqn), text(address), int(digits) if digits.isdecimal() else 0,
+                adrfam == 2, kind, trtype,
+            )
+        )  # fmt: skip
+    return generation, count, entries
 
 
 class Property(IntEnum):

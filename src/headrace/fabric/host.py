@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from headrace.fabric.identity import Hash, HostIdentity
 
 _ANY_CONTROLLER = 0xFFFF
+_DISCOVERY_TRIES = 5
 _MDTS_UNIT = 4096
 
 
@@ -147,12 +148,34 @@ class Host(Closing):
         """Largest read of one command: the controller's MDTS."""
         return _MDTS_UNIT << self.controller.mdts if self.controller.mdts else 1 << 32
 
+    def namespaces(self) -> dict[int, nvme.NamespaceIdentity]:
+        """The active namespaces by NSID."""
+        namespaces: dict[int, nvme.NamespaceIdentity] = {}
+        last = 0
+        while chunk := nvme.unpack_active_namespaces(self._identify(2, nsid=last)):
+            for nsid in chunk:
+                namespaces[nsid] = nvme.NamespaceIdentity.unpack(self._identify(0, nsid=nsid))
+            if chunk[-1] <= last or len(chunk) < nvme.IDENTIFY_BYTES // 4:
+                break
+            last = chunk[-1]
+        return namespaces
+
     def namespace(self, nsid: int) -> nvme.NamespaceIdentity:
         """One namespace; raises FabricError if it is not active."""
         identity = nvme.NamespaceIdentity.unpack(self._identify(0, nsid=nsid))
         if not identity.blocks or not identity.block_bytes:
             raise FabricError(f"{self._admin}: {self.subnqn} has no namespace {nsid}.")
         return identity
+
+    def log_page(self, page: nvme.LogPage, nbytes: int, offset: int = 0) -> bytes:
+        """`nbytes` (a multiple of 4) of a log page."""
+        dwords = nbytes // 4 - 1
+        sqe = Sqe(
+            Admin.GET_LOG_PAGE, nsid=0xFFFFFFFF if page is nvme.LogPage.SMART else 0,
+            cdw10=page | (dwords & 0xFFFF) << 16, cdw11=dwords >> 16,
+            cdw12=offset & 0xFFFFFFFF, cdw13=offset >> 32,
+        )  # fmt: skip
+        return self._command(sqe, expect=nbytes, what=f"Get Log Page {page.name}")[1]
 
     def open_queues(self, count: int) -> list[ConnectedQueue]:
         """Opens I/O queues 1 to `count`, or as many as the controller grants.
@@ -268,3 +291,21 @@ class Host(Closing):
             except FabricError as e:
                 self.failure = e
                 return
+
+
+def discover(
+    address: tuple[str, int], identity: HostIdentity, options: HostOptions | None = None
+) -> list[nvme.DiscoveryEntry]:
+    """What a target's discovery subsystem names.
+
+    Raises FabricError if it cannot be reached, or changes while it is read.
+    """
+    with Host(address, nvme.DISCOVERY_NQN, identity, options) as host:
+        for _ in range(_DISCOVERY_TRIES):
+            head = host.log_page(nvme.LogPage.DISCOVERY, 1024)
+            generation, count, _ = nvme.unpack_discovery_log(head)
+            whole = host.log_page(nvme.LogPage.DISCOVERY, 1024 * (1 + min(count, 4096)))
+            again, _, entries = nvme.unpack_discovery_log(whole)
+            if again == generation:
+                return entries
+    raise FabricError(f"the discovery log of {address[0]}:{address[1]} changes all the time.")

@@ -1,17 +1,17 @@
 """PDUs: how a connection's bytes are divided, and the rules that each PDU must keep.
 
-For a target's queues that carry control commands. Bytes in, PDUs out: nothing here knows sockets. Lengths are
-judged from a PDU's first 8 bytes, by native/fabric/pdu.h, before anything else of it is taken in.
+The plain-Python side of native/fabric/pdu.h, for queues that carry control commands; tests hold the
+two against each other. Bytes in, PDUs out: nothing here knows sockets. Lengths are judged from a
+PDU's first 8 bytes, before anything else of it is taken in.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace import _native
 from headrace.base.checksum import crc32c
 
 if TYPE_CHECKING:
@@ -71,7 +71,33 @@ _INIT = struct.Struct("<HBBI112x")
 _TERM = struct.Struct("<HHH10x")
 _DIGEST_BYTES = 4
 _TERM_BYTES_MAX = 152
+_PDO_MAX = 255
 _PDA_MAX = 31
+_MAXH2CDATA_MIN = 4096
+
+
+class _Kind(NamedTuple):
+    to_host: bool
+    hlen: int
+    flags: int
+    digested: bool
+    has_data: bool
+    may_have_data: bool
+
+
+_KINDS = {
+    Type.IC_REQ: _Kind(False, 128, 0, False, False, False),
+    Type.IC_RESP: _Kind(True, 128, 0, False, False, False),
+    Type.H2C_TERM_REQ: _Kind(False, 24, 0, False, False, False),
+    Type.C2H_TERM_REQ: _Kind(True, 24, 0, False, False, False),
+    Type.CAPSULE_CMD: _Kind(False, 72, HDGST | DDGST, True, False, True),
+    Type.CAPSULE_RESP: _Kind(True, 24, HDGST, True, False, False),
+    Type.H2C_DATA: _Kind(False, 24, HDGST | DDGST | LAST, True, True, True),
+    Type.C2H_DATA: _Kind(True, 24, HDGST | DDGST | LAST | SUCCESS, True, True, True),
+    Type.R2T: _Kind(True, 24, HDGST, True, False, False),
+}
+_OPENING = (Type.IC_REQ, Type.IC_RESP)
+_ENDING = (Type.H2C_TERM_REQ, Type.C2H_TERM_REQ)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,13 +149,65 @@ def _invalid(offset: int, what: str) -> PduFault:
     return PduFault(Fatal.INVALID_HEADER_FIELD, offset, what)
 
 
-def check_common(header: bytes, rules: Rules) -> PduLayout:
-    """Judges the first 8 bytes of a PDU as native queues do; raises PduFault if they break a rule."""
-    status, info, what, *parts = _native.fabric_check_common(header, **asdict(rules))
-    if status:
-        raise PduFault(Fatal(status), info, what)
-    number, flags, hlen, _, _ = COMMON.unpack(header)
-    return PduLayout(Type(number), flags, hlen, bool(flags & HDGST), bool(flags & DDGST), *parts)
+def check_common(header: bytes, rules: Rules) -> PduLayout:  # noqa: C901 - a list of rules
+    """Judges the first 8 bytes of a PDU; raises PduFault if they break a rule."""
+    number, flags, hlen, pdo, plen = COMMON.unpack(header)
+    try:
+        kind = _KINDS[type_ := Type(number)]
+    except ValueError:
+        raise _invalid(0, f"unknown PDU type {number}") from None
+    if kind.to_host != rules.to_host:
+        raise _invalid(0, f"{type_.name} comes from the wrong side")
+    if type_ not in _ENDING and (type_ in _OPENING) == rules.established:
+        raise PduFault(Fatal.SEQUENCE_ERROR, 0, f"{type_.name} out of order")
+    if hlen != kind.hlen:
+        raise _invalid(2, f"HLEN is {hlen}, expected {kind.hlen}")
+    if flags & ~kind.flags:
+        raise _invalid(1, f"FLAGS is {flags:#x}")
+    hdgst = kind.digested and rules.hdgst
+    if bool(flags & HDGST) != hdgst:
+        raise _invalid(1, "HDGSTF differs from what was negotiated")
+    if flags & SUCCESS and not flags & LAST:
+        raise _invalid(1, "SUCCESS without LAST_PDU")
+    if type_ in _ENDING:
+        if not hlen <= plen <= _TERM_BYTES_MAX:
+            raise _invalid(4, f"PLEN of a TermReq is {plen}")
+        if pdo:
+            raise _invalid(3, "PDO of a PDU without data is not 0")
+        return PduLayout(type_, 0, hlen, False, False, plen, 0, 0)
+    return _lengths(PduLayout(type_, flags, hlen, hdgst, False, 0, 0, 0), kind, (plen, pdo), rules)
+
+
+def _lengths(  # noqa: C901 - a list of rules
+    layout: PduLayout, kind: _Kind, lengths: tuple[int, int], rules: Rules
+) -> PduLayout:
+    plen, pdo = lengths
+    header = layout.hlen + (_DIGEST_BYTES if layout.hdgst else 0)
+    layout = layout._replace(header_bytes=header)
+    if plen < header:
+        raise _invalid(4, f"PLEN is {plen}, the header alone has {header}")
+    if plen == header:
+        if kind.has_data:
+            raise _invalid(4, "PLEN leaves no data")
+        if pdo:
+            raise _invalid(3, "PDO of a PDU without data is not 0")
+        if layout.flags & DDGST:
+            raise _invalid(1, "DDGSTF on a PDU without data")
+        return layout
+    if not kind.may_have_data:
+        raise _invalid(4, f"PLEN is {plen}, expected {header}")
+    most = rules.capsule_data_max if layout.type is Type.CAPSULE_CMD else rules.data_max
+    trailer = _DIGEST_BYTES if rules.ddgst else 0
+    if plen > _PDO_MAX + most + trailer:
+        raise _invalid(4, f"PLEN is {plen}, data at most {most}")
+    if bool(layout.flags & DDGST) != rules.ddgst:
+        raise _invalid(1, "DDGSTF differs from what was negotiated")
+    if pdo < header or pdo % rules.alignment or pdo + trailer >= plen:
+        raise _invalid(3, f"PDO is {pdo}")
+    data = plen - pdo - trailer
+    if data > most:
+        raise _invalid(4, f"PLEN is {plen}, data at most {most}")
+    return layout._replace(ddgst=rules.ddgst, pad_bytes=pdo - header, data_bytes=data)
 
 
 class PduSplitter:
@@ -249,6 +327,11 @@ class InitParameters(NamedTuple):
         return (self.pda + 1) * 4
 
 
+def icreq(dgst: int) -> bytes:
+    """Our ICReq: HPDA 0, one R2T."""
+    return encode(Type.IC_REQ, _INIT.pack(0, 0, dgst, 0))
+
+
 def icresp(dgst: int, maxh2cdata: int) -> bytes:
     """Our ICResp: CPDA 0."""
     return encode(Type.IC_RESP, _INIT.pack(0, 0, dgst, maxh2cdata))
@@ -256,12 +339,27 @@ def icresp(dgst: int, maxh2cdata: int) -> bytes:
 
 def read_icreq(header: bytes) -> InitParameters:
     """Judges an ICReq; raises PduFault if PFV, HPDA or DGST is none that we know."""
+    return _read_init(header, HDGST | DDGST)
+
+
+def read_icresp(header: bytes, offered: int) -> InitParameters:
+    """Judges an ICResp against the digests that were offered.
+
+    Raises PduFault if PFV, CPDA, DGST or MAXH2CDATA is none that is allowed.
+    """
+    parameters = _read_init(header, offered)
+    if parameters.limit < _MAXH2CDATA_MIN or parameters.limit % 4:
+        raise _invalid(12, f"MAXH2CDATA is {parameters.limit}")
+    return parameters
+
+
+def _read_init(header: bytes, dgst_allowed: int) -> InitParameters:
     pfv, pda, dgst, limit = _INIT.unpack_from(header, COMMON.size)
     if pfv:
         raise PduFault(Fatal.UNSUPPORTED_PARAMETER, 8, f"PFV is {pfv}")
     if pda > _PDA_MAX:
-        raise _invalid(10, f"HPDA is {pda}")
-    if dgst & ~(HDGST | DDGST):
+        raise _invalid(10, f"HPDA or CPDA is {pda}")
+    if dgst & ~dgst_allowed:
         raise _invalid(11, f"DGST is {dgst:#x}")
     return InitParameters(pda, dgst, limit)
 

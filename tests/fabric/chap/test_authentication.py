@@ -9,7 +9,6 @@ import traceback
 import numpy as np
 import pytest
 
-from fabric.asking import discover, namespaces, socket_of
 from fabric.chap import reference
 from fabric.conftest import HOST, NQN, OTHER_HOST, write_disk
 from fabric.faults.tally import count
@@ -28,7 +27,7 @@ from headrace.fabric.command import (
     fabrics_command,
 )
 from headrace.fabric.engine import EngineOptions, FabricEngine
-from headrace.fabric.host import Host, HostOptions
+from headrace.fabric.host import Host, HostOptions, discover
 from headrace.fabric.identity import Hash, HostIdentity, HostSecret, Secret
 from headrace.fabric.pdu import Type, encode, icresp
 from headrace.fabric.queue import CommandFailed, Queue
@@ -72,7 +71,7 @@ def test_the_right_secrets(target, group, both, digests):
     given = options(dhchap_secret=A, dhchap_controller_secret=B if both else None,
                     dhchap_groups=(group,), hdgst=digests, ddgst=digests)  # fmt: skip
     with Host(target.address, NQN, HOST, given) as host:
-        assert list(namespaces(host)) == [1]
+        assert list(host.namespaces()) == [1]
         queues = host.open_queues(2)
         until(lambda: target.figures()["queues"] == 2, 5)
         for queue in queues:
@@ -82,7 +81,7 @@ def test_the_right_secrets(target, group, both, digests):
 @pytest.mark.parametrize("hash_", Hash)
 def test_every_hash(target, hash_):
     with Host(target.address, NQN, HOST, options(dhchap_secret=A, dhchap_hashes=(hash_,))) as host:
-        assert namespaces(host)
+        assert host.namespaces()
 
 
 def test_an_engine_reads_and_reconnects(target, tmp_path):
@@ -104,7 +103,7 @@ def test_one_secret_for_all_hosts(tmp_path):
     with serving(tmp_path, None, HostSecret.read(A)) as target:
         for identity in (HOST, OTHER_HOST):
             with Host(target.address, NQN, identity, options(dhchap_secret=A)) as host:
-                assert namespaces(host)
+                assert host.namespaces()
         with pytest.raises(AuthenticationFailed):
             Host(target.address, NQN, HOST, options(dhchap_secret=C))
 
@@ -131,7 +130,7 @@ def test_who_is_refused(target, name, group):
     assert refused.value.next_step
     until(lambda: target.figures()["associations"] == 0, 5)
     with Host(target.address, NQN, HOST, options(dhchap_secret=A)) as host:
-        assert namespaces(host)
+        assert host.namespaces()
 
 
 def test_a_host_that_is_not_listed_has_nothing_to_prove(target):
@@ -146,7 +145,7 @@ def test_a_target_that_does_not_authenticate_is_refused_by_a_host_that_wants_it(
         with pytest.raises(AuthenticationFailed, match="does not authenticate at all"):
             Host(target.address, NQN, HOST, options(dhchap_secret=A, dhchap_controller_secret=B))
         with Host(target.address, NQN, HOST, options(dhchap_secret=A)) as host:
-            assert namespaces(host)
+            assert host.namespaces()
 
 
 def test_a_secure_channel_is_not_spoken(target, monkeypatch):
@@ -223,7 +222,7 @@ def test_an_io_queue_s_wrong_proof_is_refused(target):
         with pytest.raises(AuthenticationFailed):
             host.open_queues(1)
         assert target.figures()["queues"] == 0
-        assert namespaces(host)  # the association lives
+        assert host.namespaces()  # the association lives
 
 
 def auth(fctype, message=b"", spsp=(1, 1), secp=0xE9, length=None, sgl=None):
@@ -266,9 +265,8 @@ def test_a_wrong_field_of_the_command_is_refused_and_the_exchange_lives(target, 
 def test_who_does_not_authenticate_has_little_time(tmp_path):
     with serving(tmp_path, {HOST.nqn: HostSecret.read(A)}, authentication_s=0.3) as target:
         queue, _ = connected(target)
-        with socket_of(queue) as sock:
-            sock.settimeout(5)
-            assert sock.recv(1) == b""
+        queue._socket.settimeout(5)
+        assert queue._socket.recv(1) == b""
         queue.close()
         until(lambda: target.figures()["associations"] == 0, 5)
 
@@ -281,7 +279,7 @@ def test_who_has_not_authenticated_stands_in_nobody_s_way(tmp_path):
         idle = [connected(target, thief)[0] for _ in range(30)]
         assert target.figures()["associations"] <= 9
         with Host(target.address, NQN, HOST, options(dhchap_secret=A)) as host:
-            assert namespaces(host)
+            assert host.namespaces()
             with pytest.raises(CommandFailed) as failed:
                 connected(target, thief)
             assert failed.value.status & 0x7FF == Status.CONNECT_INVALID_HOST
@@ -289,7 +287,7 @@ def test_who_has_not_authenticated_stands_in_nobody_s_way(tmp_path):
             thief_chap = options(dhchap_secret=C).chap(PARTIES._replace(hostnqn=thief.nqn))
             with pytest.raises(FabricError):
                 idle[-1].authenticate(Exchange(thief_chap, 1))
-            assert namespaces(host)
+            assert host.namespaces()
         for queue in idle:
             queue.close()
 
@@ -297,7 +295,7 @@ def test_who_has_not_authenticated_stands_in_nobody_s_way(tmp_path):
 def test_authenticating_again_on_the_admin_queue(target):
     with Host(target.address, NQN, HOST, options(dhchap_secret=A)) as host:
         host._admin.authenticate(Exchange(host._chap, 9))
-        assert namespaces(host)
+        assert host.namespaces()
         wrong = options(dhchap_secret=C).chap(host._chap.parties)
         with pytest.raises(AuthenticationFailed):
             host._admin.authenticate(Exchange(wrong, 10))
@@ -316,13 +314,13 @@ def test_a_target_that_falls_silent_is_an_error_within_the_deadline():
                 sock.recv(128, socket.MSG_WAITALL)
                 sock.sendall(icresp(0, 4096))
                 sock.recv(72 + 1024, socket.MSG_WAITALL)
-                sock.sendall(encode(Type.CAPSULE_RESP, Completion(0, 0, AUTHREQ_ATR | 1).pack()))
+                sock.sendall(encode(Type.CAPSULE_RESP, Completion(1, 0, AUTHREQ_ATR | 1).pack()))
                 while sock.recv(4096):
                     pass  # takes the AUTH_Negotiate and answers nothing
 
         thread = threading.Thread(target=serve)
         thread.start()
-        with pytest.raises(FabricError, match="was not answered in time"):
+        with pytest.raises(FabricError, match="did not answer within"):
             Host(server.getsockname(), NQN, HOST, options(dhchap_secret=A, timeout_s=0.3))
         thread.join(10)
         assert not thread.is_alive()
@@ -365,9 +363,9 @@ def test_the_socket_closes_after_a_failure(target):
     queue.command(auth(SEND, b"\0" * 16), data=b"\0" * 16)
     message = queue._auth_receive()
     assert message[:2] == b"\0\xf1"
-    with pytest.raises(FabricError, match="closed the connection"):
-        queue._auth_receive()
+    assert queue._socket.recv(1) == b""
     queue.close()
+    assert isinstance(queue._socket, socket.socket)
 
 
 class Recorder:
@@ -409,7 +407,7 @@ def test_a_recorded_connection_cannot_be_played_again(target, group):
     given = options(dhchap_secret=A, dhchap_controller_secret=B, dhchap_groups=(group,),
                     hdgst=False, ddgst=False, kato_ms=0)  # fmt: skip
     with Host(recorder.address, NQN, HOST, given) as host:
-        assert namespaces(host)
+        assert host.namespaces()
     recorder.close()
     until(lambda: target.figures()["associations"] == 0, 5)
     heard = b""

@@ -9,7 +9,6 @@ import contextlib
 import socket
 from typing import TYPE_CHECKING
 
-from fabric.asking import icreq, namespaces
 from fabric.conftest import HOST, NQN, OTHER_HOST
 from fabric.faults.tally import count
 from headrace.fabric.command import CONNECT_DATA, Sqe, connect_command
@@ -22,6 +21,7 @@ from headrace.fabric.pdu import (
     Rules,
     Type,
     encode,
+    icreq,
     read_term_req,
 )
 
@@ -94,4 +94,4 @@ def check_term(target: Exported, place: str, message: bytes, said: str, dgst: in
 def check_alive(target: Exported) -> None:
     """Another host is served."""
     with Host(target.target.address, NQN, HOST, HostOptions(timeout_s=20)) as host:
-        assert namespaces(host)
+        assert host.namespaces()

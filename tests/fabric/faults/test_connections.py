@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from fabric.asking import icreq, namespaces
 from fabric.conftest import HOST, NQN, OTHER_HOST
 from fabric.faults.hostile_host import READ, check_alive, command, line
 from fabric.faults.tally import count
@@ -18,6 +17,7 @@ from headrace.fabric import target as target_module
 from headrace.fabric.command import Admin, Sqe
 from headrace.fabric.host import Host, HostOptions
 from headrace.fabric.identity import HostIdentity
+from headrace.fabric.pdu import icreq
 from headrace.fabric.queue import CommandFailed
 from tests_shared import until
 
@@ -199,10 +199,10 @@ def test_two_hosts_with_one_identifier(target):
             with pytest.raises(CommandFailed, match="connect invalid host"):
                 Host(target.target.address, NQN, twin, HostOptions(timeout_s=20))
             refused += 1
-        assert namespaces(host)
+        assert host.namespaces()
     until(lambda: target.target.figures()["associations"] == 0, 10)
     with Host(target.target.address, NQN, twin, HostOptions(timeout_s=20)) as host:
-        assert namespaces(host)
+        assert host.namespaces()
     count("twins of hosts", refused, target.target.figures()["connects_refused"])
 
 

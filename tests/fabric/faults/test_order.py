@@ -6,7 +6,6 @@ import threading
 
 import pytest
 
-from fabric.asking import icreq
 from fabric.conftest import NQN, OTHER_HOST
 from fabric.faults import hostile_host, hostile_target
 from fabric.faults.hostile_host import PLACES, check_alive, command, heard
@@ -14,7 +13,7 @@ from fabric.faults.hostile_target import c2h, response
 from fabric.faults.tally import count
 from headrace.errors import ProtocolError
 from headrace.fabric.host import Host, HostOptions
-from headrace.fabric.pdu import PduSplitter, Rules, Type, icresp, read_term_req
+from headrace.fabric.pdu import PduSplitter, Rules, Type, icreq, icresp, read_term_req
 from headrace.fabric.queue import Queue
 
 
@@ -83,10 +82,10 @@ def test_of_a_target_s_admin_queue(name):
 
 GOOD = icresp(0, 4096)
 FIRST = {
-    "a response": (response(hostile_host.READ, hostile_target.Format()), "no ICReq or ICResp"),
+    "a response": (response(hostile_host.READ, hostile_target.Format()), "out of order"),
     "PFV": (GOOD[:8] + b"\1" + GOOD[9:], "PFV"),
     "CPDA": (GOOD[:10] + b"\x20" + GOOD[11:], "CPDA"),
-    "DGST": (GOOD[:11] + b"\1" + GOOD[12:], "not offered"),
+    "DGST": (GOOD[:11] + b"\1" + GOOD[12:], "DGST"),
     "MAXH2CDATA": (icresp(0, 4095), "MAXH2CDATA"),
     "HTTP": (b"HTTP/1.1 400 Bad Request\r\n\r\n", "unknown PDU type"),
 }

@@ -6,7 +6,6 @@ import time
 import numpy as np
 import pytest
 
-from fabric.asking import icreq
 from fabric.conftest import HOST, NQN
 from fabric.faults import hostile_host
 from fabric.faults.hostile_host import command, heard, line
@@ -14,7 +13,7 @@ from fabric.faults.hostile_target import CONTENT, HostileTarget, engine
 from fabric.faults.tally import count
 from headrace.fabric.command import CONNECT_DATA, Admin, Sqe, connect_command
 from headrace.fabric.controller import Admission, Association, Controller, HostConnection
-from headrace.fabric.pdu import Format, Type, encode
+from headrace.fabric.pdu import Format, Type, encode, icreq
 
 PAUSE_S = 0.0005
 """Long enough for the other side to see the first part alone, most of the times."""

@@ -64,7 +64,7 @@ def test_a_target_s_term_req_on_the_admin_queue():
         return term_req(TERM, sqe.pack(), from_host=False)
 
     with HostileTarget(admin=mistake) as target:
-        with pytest.raises(ProtocolError, match="ended the connection: Header Digest Error, 7"):
+        with pytest.raises(ProtocolError, match=r"ended the connection: HEADER_DIGEST \(0x7\)"):
             Host(target.address, hostile_target.NQN, hostile_target.HOST, hostile_target.options())
         target._threads[1].join(10)
     assert target.terms == []
