@@ -191,6 +191,14 @@ def test_names_cannot_move_the_cursor():
     assert "\x07" not in shown
 
 
+def test_names_are_shown_as_they_are_written():
+    for name in ("train[/x]", "[red]x", "a[lr=1]"):
+        job = ClusterJob("7", name, "[bold]ann", "a", "p", JobState.PENDING, reason="Priority")
+        shown = screen(queue_board(cluster([node("n")], [Partition("p", ("n",))], [job])), 200)
+        assert name in shown
+        assert "[bold]ann" in shown
+
+
 def test_colours_are_for_terminals():
     board = queue_board(busy())
     assert "\x1b[" in screen(board, colour=True)

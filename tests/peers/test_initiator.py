@@ -101,7 +101,7 @@ def test_all_sizes_and_alignments(linux, known, passed, hdgst, ddgst, nsid):
         fabric.open(url)
         (peer,) = fabric._peers.values()
         negotiated = (HDGST if hdgst else 0) | (DDGST if ddgst else 0)
-        assert peer.host._admin.native.dgst == negotiated
+        assert peer.host._admin.parameters.dgst == negotiated
         for at in range(0, len(edges), 40):
             check(fabric, url, data, *zip(*edges[at : at + 40], strict=True))
         figures = fabric.figures()

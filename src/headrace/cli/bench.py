@@ -84,7 +84,8 @@ def trace(
             path=folder,
         )
     _write(out, trace_text(events, lines=out.endswith(".pfw")))
-    output.remark(f"wrote {len(events)} events to {out}")
+    if not output.as_json:
+        output.remark(f"wrote {len(events)} events to {out}")
     output.result({"out": out, "events": len(events)})
     return exit_codes.OK
 

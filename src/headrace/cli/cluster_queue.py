@@ -122,7 +122,7 @@ class _Screen:
             *cells, last = (cell(row) for _, cell in shown)
             last = last if isinstance(last, Text) else Text(last)
             last.no_wrap, last.overflow = True, "ellipsis"
-            table.add_row(*cells, last)
+            table.add_row(*(c if isinstance(c, Text) else Text(c) for c in cells), last)
         return table
 
     def some(

@@ -298,8 +298,7 @@ class Executor(ABC):
             try:
                 if status.output is not None:
                     if lines:
-                        (last, position), lines = _last(status.output, lines), None
-                        yield last
+                        position, lines = _begin_of_last(status.output, lines), None
                     elif status.output.stat().st_size < position:
                         position = 0
                     with status.output.open("rb") as f:
@@ -325,17 +324,25 @@ _PIECE_BYTES = 1 << 16
 _POLL_S = 0.1
 
 
-def _last(path: Path, lines: int) -> tuple[bytes, int]:
-    """The last so many lines of a file, and where it ends."""
-    block = _PIECE_BYTES
+def _begin_of_last(path: Path, lines: int) -> int:
+    """Where the last so many lines of a file begin."""
     with path.open("rb") as f:
-        size = f.seek(0, os.SEEK_END)
-        while True:
-            f.seek(max(0, size - block))
-            parts = f.read().split(b"\n")
-            if block >= size or len(parts) > lines + 1:  # the first one may be cut
-                return b"\n".join(parts[-lines - (not parts[-1]) :]), f.tell()
-            block *= 4
+        end = position = f.seek(0, os.SEEK_END)
+        # An end of line that ends the file begins none.
+        lines += 1
+        while position:
+            begin = max(0, position - _PIECE_BYTES)
+            f.seek(begin)
+            piece = f.read(position - begin)
+            if position == end and not piece.endswith(b"\n"):
+                lines -= 1
+            at = len(piece)
+            while (at := piece.rfind(b"\n", 0, at)) >= 0:
+                lines -= 1
+                if lines == 0:
+                    return begin + at + 1
+            position = begin
+    return 0
 
 
 class _Patience:

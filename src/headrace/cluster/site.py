@@ -205,7 +205,7 @@ def _site(data: Any, path: Path) -> Site:
     }  # fmt: skip
     named: dict[str, Any] = {
         group: {
-            name: kind(**_read(_mapping(inner, f"{group}.{name}"), keys, f"{group}.{name}."))
+            str(name): kind(**_read(_mapping(inner, f"{group}.{name}"), keys, f"{group}.{name}."))
             for name, inner in _mapping(tree.pop(group, None), group).items()
         }
         for group, (kind, keys) in kinds.items()

@@ -14,6 +14,7 @@ A node exports its share's directory and volume (`NodeExports`), and perhaps a c
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections import deque
@@ -28,7 +29,7 @@ from headrace import _native
 from headrace.base.checksum import crc32c
 from headrace.base.lifetime import Closing
 from headrace.config import ReaderOptions
-from headrace.errors import CorruptSample
+from headrace.errors import CorruptSample, VolumeError
 from headrace.fabric.engine import FabricEngine
 from headrace.fabric.subsystem import Subsystem
 from headrace.fabric.target import Target, TargetOptions
@@ -248,7 +249,11 @@ class Stager:
         if not np.array_equal(batch.lengths[slots], lengths) or int(batch.lengths.sum()) != nbytes:
             raise AssertionError("the source's sizes changed under an open store")
         at = int(columns.offset[first]) if last > first else 0
-        checksums = _native.write_samples(self._fd, at, batch, np.arange(end - begin))
+        try:
+            checksums = _native.write_samples(self._fd, at, batch, np.arange(end - begin))
+        except VolumeError as e:  # `disk_errors` says where, and what to do
+            code = e.errno or errno.EIO
+            raise OSError(code, os.strerror(code)) from e
         if columns.crc is None:
             self.crc[first:last] = checksums[slots]
         self.samples_done = end

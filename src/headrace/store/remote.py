@@ -135,7 +135,7 @@ def open_remote_directory(where: str, entry: Segment, engine: RemoteEngine) -> _
         os.makedirs(folder, exist_ok=True)
         with NewFile(path, mode=0o600) as new:
             _fetch_directory(where, entry, engine, new.fd)
-            directory = _native.Directory.from_fd(new.fd, path)
+            directory = _native.Directory.from_fd(new.fd, shown(where))
             new.publish(sync=False)
     check_directory(directory, entry, shown(where))
     return directory

@@ -235,6 +235,8 @@ class PrometheusHistory:
         for metric in dict.fromkeys(row.metric for row in _JOB):
             for labels, values in self._range(f"{_PREFIX}job_{metric}{matching}", since_s, until_s):
                 key = labels.get("instance", ""), clean(labels.get("job_name", ""))
+                if not key[1]:  # a sum of somebody's own, of no job
+                    continue
                 record = by_node.get(key)
                 if record is None:
                     info = names.get(key, {})

@@ -366,7 +366,7 @@ def job_page(
     rates = [(r.by_label("tier_bytes"), seconds) for _, r, seconds in over_time]
     tiers = sorted({tier for amounts, _ in rates for tier in amounts})
     now = over_time[-1][1].stall if over_time and running else None
-    seen = [(node, part.stall) for node, part in nodes if part.stall is not None]
+    seen = [(at, node, p.stall) for at, (node, p) in enumerate(nodes) if p.stall is not None]
     return {
         "facts": facts | {"gpus": round(record.total("gpus"))},
         "running": running,
@@ -378,7 +378,7 @@ def job_page(
             plain(tier): _short([amounts.get(tier, 0.0) / s for amounts, s in rates])
             for tier in tiers
         },
-        "ranks": [[at, plain(node), _share(s)] for at, (node, s) in enumerate(seen[:RANKS_MAX])],
+        "ranks": [[at, plain(node), _share(s)] for at, node, s in seen[:RANKS_MAX]],
     }
 
 

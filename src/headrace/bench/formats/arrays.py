@@ -17,6 +17,7 @@ import lzma
 import math
 import os
 import struct
+import warnings
 import zipfile
 import zlib
 from pathlib import Path
@@ -459,7 +460,9 @@ class _Image(DatasetFormat):
         return SampleExtents.shared(1, 0, size)
 
     def facts(self, file: GeneratedFile) -> Iterator[tuple[str, object, object]]:
-        with contextlib.suppress(OSError):  # its head is longer than what is known of it
+        # Its head may be longer than what is known of it, or it is larger than Pillow likes.
+        with contextlib.suppress(OSError, Image.DecompressionBombError), warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             yield (
                 "sample_bytes",
                 math.prod(Image.open(io.BytesIO(file.begin)).size),

@@ -371,7 +371,7 @@ class LocalJob(SubmittedJob):
         try:
             fields = _KIND.decode(path.read_bytes(), str(path)).plain()
             submission = Submission.of(fields, (folder / "script").read_bytes())
-            own = {name: fields[name] for name in _OWN}
+            own = {name: fields[name] for name in _OWN if name != "variables" or name in fields}
             job = cls(number=int(folder.name), folder=folder, submission=submission, **own)
             path = folder / "state.json"
             with contextlib.suppress(FileNotFoundError):
@@ -437,14 +437,14 @@ class JobsFolder:
         _replace(path, b"%d\n" % (number + 1))
         return number
 
-    def jobs(self) -> list[LocalJob]:
-        """All that are not over, oldest first; those that were over long ago are removed."""
+    def jobs(self, *, clear: bool = False) -> list[LocalJob]:
+        """All that are not over, oldest first; with `clear`, `locked`, those over long ago are removed."""
         jobs = []
         for folder in (self.path / str(number) for number in self.numbers()):
             with contextlib.suppress(FileNotFoundError):
                 if not (folder / "over").exists():
                     jobs.append(LocalJob.load(folder))
-                elif (folder / "over").stat().st_mtime < time.time() - KEPT_S:
+                elif clear and (folder / "over").stat().st_mtime < time.time() - KEPT_S:
                     shutil.rmtree(folder, ignore_errors=True)
         return jobs
 

@@ -54,7 +54,7 @@ _BEHIND = '"$@" </dev/null >>"$0" 2>&1 & echo $!'
 def schedule(folder: JobsFolder) -> None:
     """Start what can start, and bury what died."""
     with folder.locked():
-        jobs = folder.jobs()
+        jobs = folder.jobs(clear=True)
         changed = {job.number for job in jobs if _bury(job)}
         while _start_some(folder, jobs, changed):
             pass

@@ -120,8 +120,13 @@ class RayExecutor(Executor):
         """By id asked for."""
         for job_id in job_ids:
             split_id(job_id)
-        jobs = self._jobs()
-        return {i: [self._status(*job) for job in jobs if _is_of(job[0], i)] for i in job_ids}
+        jobs: dict[str, list[tuple[RayJob, dict[str, Any]]]] = {}
+        for job in self._jobs():
+            jobs.setdefault(split_id(job[0].job_id)[0], []).append(job)
+        return {
+            i: [self._status(*job) for job in jobs.get(split_id(i)[0], ()) if _is_of(job[0], i)]
+            for i in job_ids
+        }
 
     def cancel(self, job_ids: Sequence[str], signal: int | None = None) -> None:
         """End jobs: all processes get SIGTERM, and SIGKILL 10 s later."""

@@ -36,7 +36,8 @@ _REFUSALS: Final[dict[str, tuple[type[ClusterError], str, str | None]]] = {
         "slurmctld is overloaded. Look with squeue whether it was done, and try again."),
     # Before requests: "Invalid authentication" and the like are none.
     r"(?s)\A(?!.*submission failed).*(configuration source|fetch_config|slurm\.conf|DNS SRV|"
-    r"Unable to process configuration|cannot find .* plugin|Incompatible Slurm plugin|munge|authentication)": (
+    r"Unable to process configuration|cannot find [^\n]* plugin|Incompatible Slurm plugin|munge|"
+    r"authentication)": (
         ClusterError, "{} cannot find this cluster: {}.",
         ("Slurm is installed but not set up here (SLURM_CONF, /etc/slurm/slurm.conf, munge); "
          "HEADRACE_EXECUTOR=local runs jobs on this machine.")),

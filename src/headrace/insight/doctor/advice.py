@@ -247,7 +247,9 @@ class _Gains:
                     gain=self._from_to(rate), command=_IMAGES.format(path=data.path), python=True,
                     factor=self._factor(rate),
                 )  # fmt: skip
-        if decode.native_s is None and decode.pixels > 2 * _STORED_SIDE**2:
+        # Of JPEGs the native stage decodes only as much as a crop needs.
+        whole = decode.format != "jpeg" or decode.native_s is None
+        if whole and decode.pixels > 2 * _STORED_SIDE**2:
             work = replace(self.work, decode_s=decode.sample_s * _STORED_SIDE**2 / decode.pixels)
             factor = self._factor(torch_rate(work, self.torch.workers))
             yield Advice(

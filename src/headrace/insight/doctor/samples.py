@@ -142,7 +142,8 @@ def measure_decoding(
         got=min(1.0, got), sample_s=cpu_s / max(1, good),
         native_s=native_s if len(refused) < tried else None, native_samples=tried,
         refused=len(refused), first_refused=refused[0] if refused else "",
-        side=SIDE if is_image else 0, out_bytes=out_bytes / max(1, good),
+        side=SIDE if is_image else 0,
+        out_bytes=3.0 * SIDE * SIDE if is_image and not good else out_bytes / max(1, good),
         pixels=sum(pixels) / max(1, len(pixels)),
     )  # fmt: skip
 

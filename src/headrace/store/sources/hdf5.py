@@ -284,10 +284,13 @@ def _stream(
 
 
 def array_rows(
-    names: list[bytes], items: list[Any], labels: NDArray[np.int64] | None
+    names: list[bytes],
+    items: list[Any],
+    labels: NDArray[np.int64] | None,
+    chunk_bytes_max: int = _CHUNK_BYTES_MAX,
 ) -> Iterator[tuple[int, StreamedRow]]:
     """The rows of arrays that are parts, and how many there are; some chunks are read at a time."""
-    count, at_once = items[0].shape[0], _rows_at_once(items)
+    count, at_once = items[0].shape[0], _rows_at_once(items, chunk_bytes_max)
     for begin in range(0, count, at_once):
         blocks = [item[begin : min(begin + at_once, count)] for item in items]
         for k in range(len(blocks[0])):
@@ -299,7 +302,7 @@ def array_rows(
             )
 
 
-def _rows_at_once(items: list[Any]) -> int:
+def _rows_at_once(items: list[Any], chunk_bytes_max: int) -> int:
     """Whole chunks of about 8 MiB: a chunk is decompressed as often as it is touched."""
     row_bytes = 1
     for item in items:
@@ -307,7 +310,7 @@ def _rows_at_once(items: list[Any]) -> int:
         row_bytes += int(np.prod(item.shape[1:], dtype=object)) * width
     rows = _READ_BYTES // row_bytes
     chunk: int = max((d.chunks[0] for d in items if d.chunks), default=1)
-    return max(rows // chunk * chunk, min(chunk, _CHUNK_BYTES_MAX // row_bytes), 1)
+    return max(rows // chunk * chunk, min(chunk, chunk_bytes_max // row_bytes), 1)
 
 
 def _row_bytes(row: Any) -> bytes:
