@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from headrace.cli.printing import Output, plain_table
+
 
 def in_terminal(arguments, environment=None):
     """Runs `headrace` on a pseudo-terminal; returns its exit code and all that it showed."""
@@ -68,3 +70,14 @@ def test_text_goes_to_the_terminal(tmp_path):
     code, shown = in_terminal(["cat", tmp_path / "texts", "a.txt"])
     assert code == 0
     assert "Grüße" in shown
+
+
+def test_names_in_tables_are_no_markup(capsys):
+    table = plain_table("JOB")
+    for name in ("train[/x]", "[red]x"):
+        table.add_row(name)
+    Output().console().print(table)
+    assert [line.strip() for line in capsys.readouterr().out.splitlines()][1:] == [
+        "train[/x]",
+        "[red]x",
+    ]

@@ -54,7 +54,7 @@ class Output:
         """A rich console; made anew, because tests and pipes exchange the streams."""
         from rich.console import Console
 
-        console = Console(highlight=False)
+        console = Console(highlight=False, markup=False)  # names are of any origin
         if not console.is_terminal and "COLUMNS" not in os.environ:
             console.width = _FILE_COLUMNS
         return console
