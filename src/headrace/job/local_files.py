@@ -98,9 +98,8 @@ class Directories(Closing):
         self._lock = -1
         self._pid = os.getpid()
         for _ in range(_TRIES):
-            with contextlib.suppress(
-                FileNotFoundError, FileExistsError
-            ):  # the last one has just left
+            # The last one may have just left.
+            with contextlib.suppress(FileNotFoundError, FileExistsError):
                 self._lock = _enter(self.folder)
                 return
         raise JobError(f"{self.folder}: cannot be entered.", path=str(self.folder))

@@ -26,7 +26,6 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.lib import format as npy_format
-from PIL import Image
 
 from headrace.bench.content import (
     BEGIN,
@@ -460,16 +459,19 @@ class _Image(DatasetFormat):
         return SampleExtents.shared(1, 0, size)
 
     def facts(self, file: GeneratedFile) -> Iterator[tuple[str, object, object]]:
+        from PIL import Image  # other formats start without it
+
+        sides: tuple[int, ...] = ()
         # Its head may be longer than what is known of it, or it is larger than Pillow likes.
         with contextlib.suppress(OSError, Image.DecompressionBombError), warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            yield (
-                "sample_bytes",
-                math.prod(Image.open(io.BytesIO(file.begin)).size),
-                file.sample_bytes,
-            )
+            sides = Image.open(io.BytesIO(file.begin)).size
+        if sides:
+            yield "sample_bytes", math.prod(sides), file.sample_bytes
 
     def read_sample(self, path: str, spec: DatasetSpec, index: int) -> NDArray[Any]:  # noqa: ARG002
+        from PIL import Image
+
         try:
             with Image.open(path) as opened:
                 return np.asarray(opened)
@@ -549,6 +551,8 @@ class _Png(_Image):
 
     def write(self, out: OutputFile, job: FileJob) -> None:
         height, width = job.shape
+        from PIL import Image
+
         encoded = io.BytesIO()
         pixels = job.stream().take(height * width).reshape(height, width)
         Image.fromarray(pixels).save(encoded, "png", compress_level=0)

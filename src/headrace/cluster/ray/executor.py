@@ -16,6 +16,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -118,14 +119,13 @@ class RayExecutor(Executor):
 
     def status(self, job_ids: Sequence[str]) -> dict[str, list[JobStatus]]:
         """By id asked for."""
-        for job_id in job_ids:
-            split_id(job_id)
-        jobs: dict[str, list[tuple[RayJob, dict[str, Any]]]] = {}
+        numbers = {job_id: split_id(job_id)[0] for job_id in job_ids}
+        jobs = defaultdict[str, list[tuple[RayJob, dict[str, Any]]]](list)
         for job in self._jobs():
-            jobs.setdefault(split_id(job[0].job_id)[0], []).append(job)
+            jobs[split_id(job[0].job_id)[0]].append(job)
         return {
-            i: [self._status(*job) for job in jobs.get(split_id(i)[0], ()) if _is_of(job[0], i)]
-            for i in job_ids
+            job_id: [self._status(*job) for job in jobs[number] if _is_of(job[0], job_id)]
+            for job_id, number in numbers.items()
         }
 
     def cancel(self, job_ids: Sequence[str], signal: int | None = None) -> None:

@@ -155,8 +155,8 @@ def _latency(seconds: float, waits: StepWaits, reading: ReadWaits, seen: Evidenc
     wanted = min(float(possible), float(waits.reads.sum()), now * _need(waits))
     if seen.reads_allowed and wanted > 1.2 * now and possible > seen.reads_allowed:
         action = (
-            f"train on: unless tune=False, headrace finds how many reads in flight it takes, about "
-            f"{wanted:.0f} instead of {now:.0f}; with tune=False give reads_in_flight"
+            f"train on: headrace finds how many reads in flight it takes, about {wanted:.0f} instead of "
+            f"{now:.0f} (with tune=False, give reads_in_flight)"
         )
         how = (
             f"{wanted:.0f} reads at a time, each as slow as now ({reading.latency_s * 1e3:.3g} ms)"
