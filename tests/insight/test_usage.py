@@ -68,7 +68,33 @@ def test_without_gpus_jobs_are_ranked_by_waiting():
     cpu.figures |= {("stall_s", "decode", ""): 50.0, ("worked_s", "", ""): 50.0}
     found = starving_of([cpu], 0.0, HOUR)
     assert found.jobs[0].stall == 0.5
-    assert "no GPU was lost" in found.answer
+    assert found.answer == "job 1 waited longest for data, 50.0 s, most for decode"
+
+
+def test_a_few_steps_are_said_to_be_few():
+    short = record("1", gpu_h=0.0)
+    short.figures |= {("stall_s", "decode", ""): 2.0, ("batches", "", ""): 1.0}
+    assert short.stall is None
+    text = JobReport(short).text()
+    assert "too few to give a share" in text
+    assert "100" not in text
+    assert not starving_of([short], 0.0, HOUR).jobs
+    short.figures["batches", "", ""] = 10.0
+    assert short.stall == 1.0
+    slow = record("2", gpu_h=0.0)
+    slow.figures |= {("stall_s", "decode", ""): 30.0, ("batches", "", ""): 1.0}
+    assert slow.stall == 1.0
+
+
+def test_who_waits_for_decoding_is_not_told_to_ask_for_fewer_cpus():
+    job = record("1", gpu_h=0.0)
+    job.figures |= {
+        ("seconds", "", ""): 100.0, ("cpus_s", "", ""): 400.0, ("cpu_s", "", ""): 40.0,
+        ("stall_s", "decode", ""): 50.0, ("worked_s", "", ""): 50.0,
+    }  # fmt: skip
+    assert not use_of(job).advice
+    job.figures["stall_s", "decode", ""] = 0.0
+    assert use_of(job).advice == ("1 CPU a node: 0.4 of 4 worked",)
 
 
 def test_nobody_starves():

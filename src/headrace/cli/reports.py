@@ -145,15 +145,19 @@ def _print_starving(output: Output, ranking: Starving, top: int) -> None:
     console.print(printable(ranking.answer), markup=False)
     if not ranking.jobs:
         return
+    has_gpus = ranking.gpu_hours > 0.0
     rows = [
         (
-            f"{job.job_id} {job.name}".strip(), job.user, hours_text(job.lost_gpu_hours),
-            hours_text(job.gpu_hours), f"{'' if job.quality == 'measured' else '~'}{job.stall:.0%}",
-            job.cause, job.file_system or "-",
+            f"{job.job_id} {job.name}".strip(), job.user,
+            *((hours_text(job.lost_gpu_hours), hours_text(job.gpu_hours)) if has_gpus
+              else (_waited(job.waited_s),)),
+            f"{'' if job.quality == 'measured' else '~'}{job.stall:.0%}", job.cause,
+            job.file_system or "-",
         )
         for job in ranking.jobs[:top]
     ]  # fmt: skip
-    names = ("JOB", "USER", "LOST GPU-H>", "GPU-H>", "STALL>", "CAUSE", "ON")
+    hours = ("LOST GPU-H>", "GPU-H>") if has_gpus else ("WAITED>",)
+    names = ("JOB", "USER", *hours, "STALL>", "CAUSE", "ON")
     output.line("")
     console.print(plain_table(*names, rows=rows))
     if any(job.quality != "measured" for job in ranking.jobs[:top]):
@@ -163,16 +167,18 @@ def _print_starving(output: Output, ranking: Starving, top: int) -> None:
     for title, groups in (
         ("USER", ranking.users), ("FILE SYSTEM", ranking.file_systems), ("CAUSE", ranking.causes),
     ):  # fmt: skip
-        table = plain_table(title, "JOBS>", "LOST GPU-H>", "WAITED>")
+        table = plain_table(title, "JOBS>", *hours[:-1], "WAITED>")
         table.columns[0].min_width, table.columns[0].max_width = 20, 40
         for group in groups[:top]:
-            waited_s = group.waited_s
-            table.add_row(
-                printable(group.name) or "?", str(group.jobs), hours_text(group.lost_gpu_hours),
-                f"{waited_s / 3600:,.2f} h" if waited_s >= 36 else f"{waited_s:,.1f} s",
-            )  # fmt: skip
+            lost = (hours_text(group.lost_gpu_hours),) if has_gpus else ()
+            name, waited = printable(group.name) or "?", _waited(group.waited_s)
+            table.add_row(name, str(group.jobs), *lost, waited)
         output.line("")
         console.print(table)
+
+
+def _waited(seconds: float) -> str:
+    return f"{seconds / 3600:,.2f} h" if seconds >= 36 else f"{seconds:,.1f} s"
 
 
 def usage(
@@ -259,12 +265,11 @@ def _print_usage(output: Output, figures: UsageTable) -> None:
         output.line("no job is known in this time")
         return
     columns = [name.removesuffix("_id").upper() for name in BY[figures.by]]
-    table = plain_table(
-        *columns, "JOBS>", "GPU-H>", "USED>", "SEEN>", "CPU-H>", "USED>", "SEEN>", "MEM>", "STALL>"
-    )
+    total = figures.total
+    of_gpus = ("GPU-H>", "USED>", "SEEN>") if total.gpu_hours else ()
+    table = plain_table(*columns, "JOBS>", *of_gpus, "CPU-H>", "USED>", "SEEN>", "MEM>", "STALL>")
     for column in table.columns[: len(columns)]:
         column.max_width = 12
-    total = figures.total
     for row in (*figures.rows, *([total] if len(figures.rows) > 1 else ())):
         gpu, cpu, memory = row.use.gpu, row.use.cpu, row.use.memory
         shares = (gpu.share, gpu.coverage, cpu.share, cpu.coverage, memory.share, row.stall)
@@ -273,10 +278,17 @@ def _print_usage(output: Output, figures: UsageTable) -> None:
         )
         names = [printable(name) or "?" for name in row.names]
         names += ["-"] * (len(columns) - len(names))
+        gpus = (hours_text(row.gpu_hours), used, seen)[: len(of_gpus)]
         table.add_row(
-            *names, str(row.jobs), hours_text(row.gpu_hours), used, seen, hours_text(row.cpu_hours),
-            cpu_used, cpu_seen, taken, stall,
-        )  # fmt: skip
+            *names,
+            str(row.jobs),
+            *gpus,
+            hours_text(row.cpu_hours),
+            cpu_used,
+            cpu_seen,
+            taken,
+            stall,
+        )
     notes = [f"hours from {'Slurm' if figures.source == 'slurm' else 'the history'}"]
     if figures.uncounted:
         notes[0] += ", which counts no GPUs (AccountingStorageTRES): those of jobs that agents saw"

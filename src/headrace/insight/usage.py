@@ -249,8 +249,8 @@ class Starving:
         first = self.jobs[0]
         share = self.lost_gpu_hours / self.gpu_hours if self.gpu_hours else 0.0
         if self.lost_gpu_hours <= 0.0:
-            longest = f"job {first.job_id} waited longest, {first.waited_s:,.0f} s"
-            return f"{longest}; no GPU was lost by it"
+            waited = f"{first.waited_s:,.1f} s, most for {first.cause}"
+            return f"job {first.job_id} waited longest for data, {waited}"
         most = f"job {first.job_id} ({hours_text(first.lost_gpu_hours)}, {first.cause})"
         lost, had = hours_text(self.lost_gpu_hours), hours_text(self.gpu_hours)
         return (

@@ -32,6 +32,14 @@ TIERS: Final = ("ram", "page_cache", "disk", "peer", "source")
 """Where bytes can have come from, nearest first. `disk` is the local-disk tier; `source` the storage
 that the data set lies on."""
 
+TIER_WORDS: Final = {
+    "ram": "memory",
+    "page_cache": "page cache",
+    "disk": "local disk",
+    "peer": "other nodes",
+    "source": "storage",
+}
+
 LATENCY_BUCKETS: Final = 64
 """Bucket i counts reads that took [2^(i/2), 2^((i+1)/2)) microseconds: 1 us to 71 minutes, each to
 within a factor of 1.41."""

@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+LITTLE: Final = 0.05  # who waits for less than this share of its time does not starve
+STEPS_LEAST: Final = 10
+STEPS_LEAST_S: Final = 30.0
+"""Fewer steps in less time say nothing of a job: the first waits for all that begins with it."""
+
 FORMAT: Final = "1"
 SUFFIX: Final = ".telemetry"  # of agents' history files: SQLite, see `headrace.telemetry.writing`
 
@@ -167,10 +172,19 @@ class JobRecord:
 
     @property
     def stall(self) -> float | None:
-        """Share of their time that its steps waited; None: no step was seen, and nothing inferred."""
+        """Share of their time that its steps waited; None: too few were seen, and nothing is inferred."""
         waited_s = sum(self.waited.values())
         known_s = waited_s + self.total("worked_s") if self.measured else self.seconds
-        return min(1.0, waited_s / known_s) if known_s > 0.0 else None
+        if self.has_few_steps or known_s <= 0.0:
+            return None
+        return min(1.0, waited_s / known_s)
+
+    @property
+    def has_few_steps(self) -> bool:
+        """Whether it was measured, for too few steps to say what share of its time it waits."""
+        known_s = sum(self.waited.values()) + self.total("worked_s")
+        few = 0 < self.total("batches") < STEPS_LEAST
+        return self.measured and few and known_s < STEPS_LEAST_S
 
     @property
     def gpu_use(self) -> float | None:

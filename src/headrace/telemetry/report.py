@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.base.causes import Cause
 from headrace.base.text import bytes_text, counted, duration_text
 from headrace.errors import TelemetryError
-from headrace.telemetry.history import JobRecord, open_history
+from headrace.plane.stage import TIER_WORDS
+from headrace.telemetry.history import LITTLE, JobRecord, open_history
 from headrace.telemetry.waste import WASTE, Booked, JobUse, Used, use_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-LITTLE: Final = 0.05  # who waits for less than this share of its time does not starve
 _STAGED: Final = "headrace://"  # what a job's staged data are known by, as a file system
 
 _STAGED_HELP: Final = (
@@ -38,6 +38,11 @@ _FROM_STORAGE: Final = (*_NEARER, Cause.PEER)
 def hint_of(record: JobRecord) -> str:
     """One line about what a job waited for most, and what helps."""
     share = record.stall
+    if record.has_few_steps:
+        return (
+            f"{counted(round(record.total('batches')), 'step')}, of all ranks together, say too little of "
+            "whether it waits for data: look again when there are more"
+        )
     if share is None:
         return (
             "nothing is known of its steps: read through headrace (hr.loader, headrace.torch.DataLoader, "
@@ -162,20 +167,22 @@ class JobReport:
             ("wasted", f"GPU-hours: {', '.join(wasted)}" if wasted else ""),
             ("next time", "; ".join(use.advice)),
             ("steps", self._steps()),
-            ("stall", _list(_shares(record.waited))),
+            ("stall", "" if record.has_few_steps else _list(_shares(record.waited))),
             ("bytes", _list(_sizes(record.by_label("tier_bytes")))),
-            ("lost on", _list(_shares(lost_on))),
+            ("lost on", "" if record.has_few_steps else _list(_shares(lost_on))),
             ("hint", hint_of(record)),
         ]
 
     def _steps(self) -> str:
         record = self.record
-        if record.stall is None:
+        if record.stall is None and not record.has_few_steps:
             return ""
         waited_s = sum(record.waited.values())
         text = f"waited {waited_s:,.1f} s"
         if record.measured:
             text += f", worked {record.total('worked_s'):,.1f} s, {record.total('samples'):,.0f} samples"
+        if record.stall is None:
+            return f"{text}: too few to give a share"
         return f"{text}: {record.stall:.1%} of their time stalled"
 
 
@@ -223,7 +230,11 @@ def _shares(seconds: Mapping[Cause, float] | Mapping[str, float]) -> list[str]:
 
 def _sizes(amounts: dict[str, float]) -> list[str]:
     total = sum(amounts.values())
-    return [f"{name} {bytes_text(n)} ({n / total:.0%})" for name, n in amounts.items() if n]
+    return [
+        f"{TIER_WORDS.get(name, name)} {bytes_text(n)} ({n / total:.0%})"
+        for name, n in amounts.items()
+        if n
+    ]
 
 
 def _list(words: list[str]) -> str:

@@ -15,8 +15,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from headrace.base.causes import Cause
 from headrace.base.text import bytes_text, counted
-from headrace.telemetry.history import JobRecord
+from headrace.telemetry.history import LITTLE, JobRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,6 +27,9 @@ HEADROOM: Final = 1.2  # more than was used is to be asked for next time
 
 WASTEFUL: Final = 1.5
 """Who asked for less than this much more than that is not told to ask for less."""
+
+_BY_CPUS: Final = (Cause.DECODE, Cause.PYTHON, Cause.COLLATE)
+"""Who waits for these is told to give more workers: not to ask for fewer CPUs as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +157,18 @@ def use_of(record: JobRecord | None, booked: Booked | None = None) -> JobUse:
     node = tuple(total(f"node_{name}") for name in ("cpus", "memory_bytes", "gpus"))
     lost = 0.0 if record is None else sum(record.lost.values())
     gpus_used = int(total("gpus_used")) if gpu.share is not None else None
-    return _judged(use, node, lost, max(1, nodes), gpus_used)
+    wants_cpus = (
+        record is not None
+        and (record.stall or 0.0) >= LITTLE
+        and next(iter(record.waited)) in _BY_CPUS
+    )
+    return _judged(use, node, lost, max(1, nodes), gpus_used, wants_cpus=wants_cpus)
 
 
 def _judged(
-    use: JobUse, node: tuple[float, ...], lost_s: float, nodes: int, gpus_used: int | None
-) -> JobUse:
+    use: JobUse, node: tuple[float, ...], lost_s: float, nodes: int, gpus_used: int | None,
+    *, wants_cpus: bool,
+) -> JobUse:  # fmt: skip
     """With its waste, and what to ask for next time."""
     cpus_of_node, memory_of_node, gpus_of_node = node
     cpu, memory, gpu, seconds = use.cpu, use.memory, use.gpu, use.seconds
@@ -181,7 +191,7 @@ def _judged(
         cpus, worked = cpu.had / seconds, cpu.used / cpu.known * cpu.had / seconds
         # Each GPU's process wants one.
         enough = max(1, math.ceil(gpu.had / seconds), math.ceil(worked * HEADROOM))
-        if cpus >= enough * WASTEFUL:
+        if cpus >= enough * WASTEFUL and not wants_cpus:
             advice += [f"{counted(enough, 'CPU')} a node: {worked:.2g} of {cpus:.0f} worked"]
     if memory.share is not None:
         asked, taken = memory.had / seconds, memory.share * memory.had / seconds

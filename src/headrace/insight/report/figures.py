@@ -20,7 +20,7 @@ from headrace.base.causes import Cause
 from headrace.control.stalls import Evidence, verdict_of
 from headrace.control.stalls.verdict import causes_by_step
 from headrace.plane.batch_trace import PHASES
-from headrace.plane.stage import KNOBS, LATENCY_BUCKETS, TIERS
+from headrace.plane.stage import KNOBS, LATENCY_BUCKETS, TIER_WORDS, TIERS
 from headrace.trace.format import finite
 from headrace.trace.run import rank_traces, run_facts
 
@@ -279,14 +279,6 @@ PHASE_WORDS: Final = {
     "collate": "collating",
     "transfer": "copying to the device",
     "hand": "handing over",
-}
-
-TIER_WORDS: Final = {
-    "ram": "memory",
-    "page_cache": "page cache",
-    "disk": "local disk",
-    "peer": "other nodes",
-    "source": "the data's own storage",
 }
 
 TIER_COLOURS: Final = {"ram": "c5", "page_cache": "c3", "disk": "c1", "peer": "c6", "source": "c2"}

@@ -25,7 +25,6 @@ from headrace.insight.report.figures import (
     CAUSES,
     PHASE_WORDS,
     TIER_COLOURS,
-    TIER_WORDS,
     cause_colours,
     cause_word,
     causes_of,
@@ -37,7 +36,7 @@ from headrace.insight.report.figures import (
 from headrace.pages import charts
 from headrace.pages.html import axis_text, card_list, document, marked, safe
 from headrace.plane.batch_trace import PHASES
-from headrace.plane.stage import LATENCY_BUCKETS
+from headrace.plane.stage import LATENCY_BUCKETS, TIER_WORDS
 from headrace.trace.format import finite
 
 if TYPE_CHECKING:

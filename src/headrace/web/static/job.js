@@ -3,7 +3,7 @@ import { $, ask, behind, bytes, causeColour, causeName, causeText, clock, count,
 import { drawn, keys, over } from "./charts.js";
 
 const id = new URLSearchParams(location.search).get("id") || "";
-const TIERS = { ram: ["b2", "memory"], page_cache: ["b3", "the page cache"], disk: ["b0", "local disk"], peer: ["b5", "other nodes"], source: ["b1", "the file system"] };
+const TIERS = { ram: ["b2", "memory"], page_cache: ["b3", "the page cache"], disk: ["b0", "local disk"], peer: ["b5", "other nodes"], source: ["b1", "storage"] };
 let page = null, parts = null;
 
 const lastOf = (values) => values.filter((v) => v !== null).slice(-1)[0] ?? null;
