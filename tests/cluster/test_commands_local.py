@@ -73,11 +73,32 @@ def test_the_queue_shows_them(local, tmp_path):
         ]
         assert board["nodes"][0]["jobs"] == [first]
         assert board["nodes"][0]["cpus_allocated"] >= 1
-        assert "first" in local("queue").stdout
+        shown = local("queue").stdout
+        assert "first" in shown
+        assert all(line == line.rstrip() for line in shown.splitlines())
+        assert ("GPU" in shown) == bool(board["totals"]["gpus"])
     finally:
         (tmp_path / "go").touch()
     executor("local").wait([first, second], 30)
     assert json.loads(local("queue", "--json").stdout)["totals"]["running"] == 0
+
+
+def test_status_and_queue_name_the_same_nodes_and_no_more_cpus_than_there_are(local, tmp_path):
+    (tmp_path / "job.sh").write_text("#!/bin/sh\nwhile [ ! -e go ]; do sleep 0.05; done\n")
+    job = local("batch", "--nodes", 2, "--cpus", 1000, "job.sh").stdout.split()[-1]
+    try:
+        status = executor("local").status([job])[job][0]
+        board = json.loads(local("queue", "--json").stdout)
+        (row,), (node,) = board["running"], board["nodes"]
+        assert row["nodes"] == list(status.nodes) == ["local0", "local1"]
+        assert row["cpus"] == node["cpus"] == node["cpus_allocated"]
+        assert node["jobs"] == [job]
+        assert (
+            len(json.loads(local("queue", "--json", "--node", node["name"]).stdout)["running"]) == 1
+        )
+    finally:
+        (tmp_path / "go").touch()
+    executor("local").wait([job], 30)
 
 
 def test_an_array_of_a_script_from_windows(local, tmp_path):

@@ -62,6 +62,7 @@ def test_an_identity_out_of_slurms_words():
     ("environment", "gpus"),
     [
         ({"HEADRACE_JOB_GPUS_PER_NODE": "4"}, 4),
+        ({"HEADRACE_JOB_GPUS_PER_NODE": "4", "HEADRACE_JOB_GPUS": ""}, 0),
         ({"SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_GPUS": "0,1,2"}, 2),
         ({"CUDA_VISIBLE_DEVICES": "GPU-aa,GPU-bb"}, 2),
         ({"CUDA_VISIBLE_DEVICES": "-1"}, 0),

@@ -656,6 +656,8 @@ def clean(text: str) -> str:
 
 
 def _gpus(environment: Mapping[str, str], indices: tuple[int, ...]) -> int:
+    if environment.get("HEADRACE_JOB_GPUS") == "":  # those that were asked for are processes
+        return 0
     for name in ("HEADRACE_JOB_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"):
         if environment.get(name):
             return _number(environment[name], _GPUS_MAX)

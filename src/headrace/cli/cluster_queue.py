@@ -63,7 +63,7 @@ _SOON_S: Final = 600
 def queue_view(board: QueueBoard, width: int, rows: int | None) -> RenderableType:
     """The whole screen."""
     colours = {row.user: _COLOURS[i % len(_COLOURS)] for i, row in enumerate(board.users)}
-    screen = _Screen(width, rows, colours)
+    screen = _Screen(width, rows, colours, gpus=bool(board.totals.gpus))
     parts: list[RenderableType] = [screen.title(board), screen.gpus(board.totals)]
     if board.nodes:
         parts += [Text(), *screen.nodes(board.nodes)]
@@ -103,12 +103,15 @@ _Column = tuple[str, Callable[[Any], "str | Text"]]
 
 
 class _Screen:
-    """Draws for one width, and so many rows of a kind (None: all)."""
+    """Draws for one width, and so many rows of a kind (None: all); `gpus`: whether there are any."""
 
-    def __init__(self, width: int, rows: int | None, colours: dict[str, str]) -> None:
+    def __init__(
+        self, width: int, rows: int | None, colours: dict[str, str], *, gpus: bool
+    ) -> None:
         self.width = width
         self.rows = rows
         self.colours = colours
+        self.has_gpus = gpus
         self.wide = width >= WIDE
         self.middle = width >= MIDDLE
         self.tight = width < TIGHT
@@ -179,7 +182,7 @@ class _Screen:
             [*([row] for row in busy[: self.rows]), *groups[: self.rows]],
             ("NODE", lambda rows: cut(compress_hosts(row.node.name for row in rows), room)),
             ("STATE", lambda rows: _state(rows[0], state_room)),
-            ("GPUS", lambda rows: self._gpus(rows[0])),
+            ("GPUS", lambda rows: self._gpus(rows[0])) if self.has_gpus else None,
             ("CPUS", lambda rows: _cpus(rows[0].node, bar=True)) if wide else None,
             (
                 "LOAD>",
@@ -249,7 +252,7 @@ class _Screen:
             (title, lambda row: cut(row.job.job_id, 14)),
             ("USER", lambda row: self.user(row.job.user)),
             ("NAME", lambda row: cut(row.job.name, room)) if self.middle else None,
-            ("GPUS>", lambda row: str(row.job.gpu_count)),
+            ("GPUS>", lambda row: str(row.job.gpu_count)) if self.has_gpus else None,
         ]
 
     def running(self, jobs: Sequence[QueueJobRow]) -> list[RenderableType]:
@@ -275,11 +278,11 @@ class _Screen:
     def users(self, users: Sequence[UserRow]) -> list[RenderableType]:
         return self.some(
             users, "user", "", ("USER", lambda row: self.user(row.user, 20)),
-            ("GPUS>", lambda row: count_text(row.gpus)),
+            ("GPUS>", lambda row: count_text(row.gpus)) if self.has_gpus else None,
             None if self.tight else ("CPUS>", lambda row: count_text(row.cpus)),
             None if self.tight else ("RUNNING>", lambda row: count_text(row.running)),
             ("WAITING>", lambda row: count_text(row.waiting)),
-            ("FOR GPUS>", lambda row: count_text(row.gpus_wanted)),
+            ("FOR GPUS>", lambda row: count_text(row.gpus_wanted)) if self.has_gpus else None,
         )  # fmt: skip
 
 

@@ -14,8 +14,9 @@ import signal
 import sys
 import traceback
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from headrace.base.extras import EXTRAS, missing_package
 from headrace.base.lifetime import Latch
@@ -26,7 +27,7 @@ from headrace.errors import HeadraceError, WorkloadError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from rich.console import Console, RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.table import Table
 
 
@@ -86,10 +87,9 @@ def plain_table(
     *columns: str, title: str | None = None, rows: Iterable[Sequence[str]] = (), **options: Any
 ) -> Table:
     """A table without lines; columns whose names end in `>` are numbers; `options` are of all columns."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(
+    table = _table_class()(
         title=title, title_justify="left", title_style="bold", box=None, pad_edge=False,
         padding=(0, 2, 0, 0), header_style="dim",
     )  # fmt: skip
@@ -100,6 +100,26 @@ def plain_table(
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
     return table
+
+
+@cache
+def _table_class() -> type[Table]:
+    from rich.segment import Segment
+    from rich.table import Table
+
+    class Trimmed(Table):
+        """Without blanks at the ends of lines, which `diff` and whoever copies would meet."""
+
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            cells = cast("Iterable[Segment]", super().__rich_console__(console, options))
+            for line in Segment.split_lines(cells):
+                while line and not line[-1].text.strip():
+                    line.pop()
+                yield from line[:-1]
+                yield from (Segment(text.rstrip(), style) for text, style, _ in line[-1:])
+                yield Segment.line()
+
+    return Trimmed
 
 
 def cut(text: str, room: int) -> str:

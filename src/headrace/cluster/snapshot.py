@@ -414,7 +414,7 @@ def queue_board(
             waiting.append(job)
         elif job.state in _ON_NODES:
             running.append(job)
-            for name in job.nodes:
+            for name in _places(job):
                 on_node[name].append(job)
     rows = [_node_row(node, on_node.get(node.name, ())) for node in snapshot.nodes]
     # An array that waits is one line of Slurm's, and as many jobs as it has tasks.
@@ -433,7 +433,9 @@ def queue_board(
         and (not partitions or not partitions.isdisjoint(row.node.partitions))
         and (not users or any(job.user in users for job in row.jobs))
     ]  # fmt: skip
-    running = [j for j in running if is_picked(j) and (not nodes or not nodes.isdisjoint(j.nodes))]
+    running = [
+        j for j in running if is_picked(j) and (not nodes or not nodes.isdisjoint(_places(j)))
+    ]
     waiting = [] if nodes else [job for job in waiting if is_picked(job)]
     running.sort(key=lambda j: (-j.gpu_count, -j.cpu_count, j.started_s or 0.0))
     waiting.sort(key=lambda j: (-j.priority, j.submitted_s or 0.0))
@@ -443,6 +445,11 @@ def queue_board(
         [QueueJobRow(job, now_s, known.get(job.job_id)) for job in running],
         [QueueJobRow(job, now_s) for job in waiting], _user_rows(running, waiting, arrays),
     )  # fmt: skip
+
+
+def _places(job: ClusterJob) -> Iterable[str]:
+    """Nodes that it holds; several that a local job is told of are one."""
+    return dict.fromkeys(part.node for part in job.allocations) or job.nodes
 
 
 def _node_row(node: Node, jobs: Sequence[ClusterJob]) -> NodeRow:

@@ -22,7 +22,14 @@ from headrace.cluster.local.jobs import (
     queued_job,
     read_request,
 )
-from headrace.cluster.local.keeper import job_variables, keeper_lives, node_names, schedule
+from headrace.cluster.local.keeper import (
+    NO_GPUS,
+    gpus_here,
+    job_variables,
+    keeper_lives,
+    node_names,
+    schedule,
+)
 from headrace.cluster.processes import send, start_time
 from headrace.cluster.snapshot import ClusterSnapshot, Node, Partition, occupied
 from headrace.errors import ClusterError, ClusterRequestError, ClusterTimeout
@@ -122,7 +129,7 @@ class LocalExecutor(Executor):
         empty = local_snapshot()
         own = self.jobs.jobs() if jobs else ()
         tasks = [(job, task) for job in own for task in job.tasks if not job.tasks[task].is_over]
-        rows = [_row(job, task, empty.nodes[0].name) for job, task in tasks]
+        rows = [_row(job, task, empty.nodes[0]) for job, task in tasks]
         nodes = occupied(empty.nodes, rows)
         return dataclasses.replace(empty, nodes=nodes, jobs=tuple(rows))
 
@@ -206,19 +213,22 @@ def local_snapshot(gpus: int = 0, nodes: int = 1) -> ClusterSnapshot:
     return ClusterSnapshot("local", "", time.time(), alike, (partition,), ())
 
 
-def _row(job: LocalJob, task: int | None, node: str) -> ClusterJob:
-    """A task in the queue; the nodes that it is told of are all this one."""
-    state = job.tasks[task]
-    here = dataclasses.replace(
-        _status(job, task), nodes=(node,) if state.runs else (),
+def _row(job: LocalJob, task: int | None, here: Node) -> ClusterJob:
+    """A task in the queue: the nodes that it is told of are all this one, with what this one has."""
+    state, asked = job.tasks[task], job.request
+    request = asked if gpus_here() else dataclasses.replace(asked, gpus_per_node=0)
+    status = dataclasses.replace(
+        _status(job, task), nodes=(here.name,) if state.runs else (),
         started_s=state.started_s if state.runs else None,
     )  # fmt: skip
-    return queued_job(here, job.request, job.user, "local", state.gpus)
+    row = queued_job(status, request, job.user, "local", state.gpus)
+    nodes = node_names(asked.nodes) if state.runs else ()
+    return dataclasses.replace(row, nodes=nodes, cpu_count=min(asked.cpus, here.cpus))
 
 
 def foreground_environment(layout: JobLayout, name: str) -> dict[str, str]:
     """What a command in the foreground is told of its job, as the local executor tells those that it queues."""
-    return job_variables(
+    return ({} if gpus_here() else NO_GPUS) | job_variables(
         f"local-{os.getpid()}", name, ",".join(node_names(layout.nodes)),
         gpus_per_node=layout.gpus_per_node or -(-layout.gpus // layout.nodes),
         tasks_per_node=layout.tasks_per_node or -(-layout.tasks // layout.nodes),

@@ -86,16 +86,14 @@ def _bury(job: LocalJob) -> bool:
 def _start_some(folder: JobsFolder, jobs: list[LocalJob], changed: set[int]) -> bool:
     """One pass over what waits; whether something was cancelled that others may depend on."""
     cpus_here = len(os.sched_getaffinity(0))
-    gpus_named = os.environ.get(GPUS_VARIABLE, "")
-    gpus_here = int(gpus_named) if gpus_named.isdigit() else machine_gpus()
-    free_cpus, free_gpus = cpus_here, set(range(gpus_here))
+    free_cpus, free_gpus = cpus_here, set(range(gpus_here()))
     for job in jobs:
         running = [state for state in job.tasks.values() if state.runs]
         free_cpus -= len(running) * min(job.request.cpus, cpus_here)
         free_gpus -= {gpu for state in running for gpu in state.gpus}
     cancelled = blocked = False
     for job in jobs:
-        cpus, gpus = min(job.request.cpus, cpus_here), min(job.request.gpus, gpus_here)
+        cpus, gpus = min(job.request.cpus, cpus_here), min(job.request.gpus, gpus_here())
         for task, state in job.tasks.items():
             if state.state != JobState.PENDING:
                 continue
@@ -114,6 +112,12 @@ def _start_some(folder: JobsFolder, jobs: list[LocalJob], changed: set[int]) -> 
                 state.reason = reason
                 changed.add(job.number)
     return cancelled
+
+
+def gpus_here() -> int:
+    """How many GPUs jobs may have."""
+    named = os.environ.get(GPUS_VARIABLE, "")
+    return int(named) if named.isdigit() else machine_gpus()
 
 
 def _waits_for(folder: JobsFolder, jobs: list[LocalJob], job: LocalJob, task: int | None) -> str:
@@ -302,6 +306,7 @@ def _environment(job: LocalJob, task: int | None) -> dict[str, str]:
     )  # fmt: skip
     if request.time_s is not None:
         given["HEADRACE_JOB_END_S"] = f"{time.time() + request.time_s:.3f}"
+    given |= {} if state.gpus else NO_GPUS
     if state.gpus:
         given["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, state.gpus))
     if task is not None:
@@ -377,6 +382,10 @@ def _is_keeper(pid: int) -> bool:
 def node_names(nodes: int) -> tuple[str, ...]:
     """This machine's name, or those of nodes that are simulated."""
     return (socket.gethostname(),) if nodes == 1 else tuple(f"local{i}" for i in range(nodes))
+
+
+NO_GPUS = {"HEADRACE_JOB_GPUS": ""}
+"""For agents, where GPUs that were asked for are processes: nobody has one."""
 
 
 def job_variables(
