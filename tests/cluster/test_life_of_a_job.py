@@ -97,6 +97,8 @@ def test_the_life_of_a_job(cluster, tmp_path):
     over = jobs_of(cluster("wait", job, "--json", code=1))
     assert [t["state"] for t in over] == ["COMPLETED", "FAILED", "CANCELLED"]
     assert (over[1]["exit_code"], over[1]["why"]) == (1, "exit code 1")
+    ended = cluster("status", f"{job}_1")
+    assert f"headrace cluster logs {job}_1 --lines 50 ({over[1]['output']})" in ended.stderr
     assert over[0]["output"] == str(tmp_path / f"out-{job}-0.txt")
     assert cluster("logs", f"{job}_0", "--lines", 1).stdout == "gone\n"
     document = json.loads(cluster("logs", f"{job}_0", "--json").stdout)

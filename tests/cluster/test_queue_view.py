@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from cluster.clusters import NOW_S, busy, cluster, hal, huge, node
-from headrace.cli.cluster_queue import queue_view, span_text
-from headrace.cluster.executor import JobState
+from headrace.cli.cluster_queue import queue_view, span_text, status_table
+from headrace.cluster.executor import JobState, JobStatus
 from headrace.cluster.snapshot import (
     Allocation,
     ClusterJob,
@@ -213,3 +213,24 @@ def test_a_cluster_without_gpus_shows_its_cpus():
 
 def test_an_empty_cluster():
     assert "0 nodes" in screen(queue_board(cluster([], [])))
+
+
+@pytest.mark.parametrize(
+    ("ending", "why"),
+    [
+        ({"exit_code": 1}, "exit code 1"),
+        ({"exit_code": 137}, "exit code 137: killed by signal 9, often out of memory"),
+        ({"exit_code": 143}, "exit code 143: killed by signal 15"),
+        ({"signal": 9}, "killed by signal 9, often out of memory"),
+    ],
+)
+def test_how_a_job_ended_is_readable_in_80_columns(ending, why):
+    status = JobStatus(
+        "4711", "a-job-with-a-long-name", JobState.FAILED, nodes=("gpu[0-3]",), **ending
+    )
+    assert status.why == why
+    out = io.StringIO()
+    Console(file=out, width=80).print(status_table([status]))
+    shown = " ".join(out.getvalue().split())
+    assert "4711 a-job-with-a-long-name failed" in shown
+    assert why.split()[-1] in shown

@@ -278,6 +278,9 @@ def _show(
         output.document({"jobs": [_status_document(status) for status in known]})
     elif known:
         output.console().print(status_table(known, everything=everything))
+        for status in [status for status in known if status.went_wrong][-1:]:
+            job, log = status.job_id, f" ({status.output})" if status.output else ""
+            output.remark(f"how {job} ended: headrace cluster logs {job} --lines 50{log}")
     else:
         output.remark("You have no jobs here.")
     return exit_codes.FINDING if any(s.state is JobState.UNKNOWN for s in known) else exit_codes.OK

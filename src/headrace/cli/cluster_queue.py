@@ -351,6 +351,7 @@ def status_table(statuses: Sequence[JobStatus], *, everything: bool = False) -> 
         return f"{ran_s:.0f}s" if ran_s < 90 else span_text(ran_s)
 
     table = plain_table("JOB", "NAME", "STATE", "RAN>", "NODES", "WHY")
+    table.columns[-1].no_wrap = False  # it takes what the others leave
     for (number, _, state, why), same in alike.items():
         tasks = [status.job_id.partition("_")[2] for status in same]
         job = f"{number}_{compress_hosts(tasks)}" if len(same) > 1 else same[0].job_id

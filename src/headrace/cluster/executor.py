@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
@@ -135,8 +136,21 @@ class JobStatus:
         if not self.state.is_over:
             return self.reason
         if self.exit_code:
-            return f"exit code {self.exit_code}"
-        return f"signal {self.signal}" if self.signal else ""
+            number = self.exit_code - 128
+            killed = f": {signal_text(number)}" if 0 < number < 65 else ""
+            return f"exit code {self.exit_code}{killed}"
+        return signal_text(self.signal) if self.signal else ""
+
+    @property
+    def went_wrong(self) -> bool:
+        """Whether it is over, and neither done nor cancelled."""
+        return self.state in _OVER - {JobState.COMPLETED, JobState.CANCELLED, JobState.UNKNOWN}
+
+
+def signal_text(number: int) -> str:
+    """What a signal that ended a program means."""
+    text = f"killed by signal {number}"
+    return f"{text}, often out of memory" if number == signal.SIGKILL else text
 
 
 class Executor(ABC):

@@ -306,9 +306,12 @@ class RankFailure(NamedTuple):
         for node in nodes:
             for number, code in node.codes.items():
                 if code:
-                    how, status = f"ended with status {code}", code
-                    if code < 0:
-                        how, status = f"was ended by {signal.Signals(-code).name}", 128 - code
+                    status = code if code > 0 else 128 - code
+                    how = f"ended with status {status}"
+                    with contextlib.suppress(
+                        ValueError
+                    ):  # torchrun says so of its ranks, as shells do
+                        how = f"was ended by {signal.Signals(status - 128).name}"
                     return cls(node.name, f"process {number} of the ranks {how}", status)
         return None
 
@@ -330,6 +333,11 @@ def judge(
     elif failure is not None:
         report.outcome, report.exit_code = "failed", failure.code
         report.why = f"node {failure.node}: {failure.what}"
+        if failure.code == 128 + signal.SIGKILL:
+            report.next_step = (
+                "Whom signal 9 ends has mostly run out of memory (the node's `dmesg` says so): ask for more "
+                "(--memory), or take less, with smaller batches or fewer workers."
+            )
     elif agreement is not None and agreement.phase is StopPhase.LATE:
         report.outcome, report.exit_code = "failed", 128 + signal.SIGKILL
         report.why = f"the ranks did not leave in time after {agreement.reason.text}"

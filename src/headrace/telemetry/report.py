@@ -158,6 +158,8 @@ class JobReport:
             for kind, seconds in zip(WASTE, use.waste, strict=True)
             if seconds > 0.005 * max(use.gpu.had, use.seconds)
         ]
+        # What hardly waits by inference, or for how long nobody knows, has no causes to speak of.
+        waits = record.stall is not None and (record.measured or record.stall >= LITTLE)
         lost_on = {name or "?": s for name, s in record.lost_by_file_system.items()}
         return [
             ("GPU-hours", hours),
@@ -167,9 +169,9 @@ class JobReport:
             ("wasted", f"GPU-hours: {', '.join(wasted)}" if wasted else ""),
             ("next time", "; ".join(use.advice)),
             ("steps", self._steps()),
-            ("stall", "" if record.has_few_steps else _list(_shares(record.waited))),
+            ("stall", _list(_shares(record.waited)) if waits else ""),
             ("bytes", _list(_sizes(record.by_label("tier_bytes")))),
-            ("lost on", "" if record.has_few_steps else _list(_shares(lost_on))),
+            ("lost on", _list(_shares(lost_on)) if waits else ""),
             ("hint", hint_of(record)),
         ]
 

@@ -78,7 +78,9 @@ def test_after_a_rank_was_killed_nothing_is_left(launch, photos):
     code, _, err = launch.end()
     assert code == 128 + signal.SIGKILL, err
     assert launch.left() == []
-    assert "SIGKILL" in launch.report["why"]
+    assert "process 0 of the ranks was ended by SIGKILL" in launch.report["why"]
+    assert "out of memory" in launch.report["next_step"]
+    assert "next: " in err
 
 
 def test_after_cancelling_everything_is_saved_and_nothing_is_left(launch, photos):

@@ -61,10 +61,7 @@ time.sleep(300)
 """
 
 
-@pytest.mark.parametrize(("script", "saved"), [(ASKS, 2), (DEAF, 0)], ids=["asks", "deaf"])
-def test_a_job_under_torchrun_that_is_cancelled_ends_without_tracebacks(tmp_path, script, saved):
-    """The executor signals all of a job's processes, torchrun among them."""
-    pytest.importorskip("torch")
+def torchrun_job(tmp_path, script):
     executor = LocalExecutor(tmp_path / "jobs")
     (tmp_path / "train.py").write_text(script)
     (tmp_path / "disk").mkdir()
@@ -74,7 +71,15 @@ def test_a_job_under_torchrun_that_is_cancelled_ends_without_tracebacks(tmp_path
             str(tmp_path / "disk"), "--ranks-per-node", "2", "--no-daemon", "--no-agent", "train.py",
         ]
     )  # fmt: skip
-    job = executor.submit(Submission(f"#!/bin/sh\nexec {words}\n".encode(), directory=tmp_path))
+    script = f"#!/bin/sh\nexec {words}\n".encode()
+    return executor, executor.submit(Submission(script, directory=tmp_path))
+
+
+@pytest.mark.parametrize(("script", "saved"), [(ASKS, 2), (DEAF, 0)], ids=["asks", "deaf"])
+def test_a_job_under_torchrun_that_is_cancelled_ends_without_tracebacks(tmp_path, script, saved):
+    """The executor signals all of a job's processes, torchrun among them."""
+    pytest.importorskip("torch")
+    executor, job = torchrun_job(tmp_path, script)
     out = tmp_path / f"slurm-{job}.out"
     try:
         assert until(lambda: out.exists() and out.read_text().count("begun") == 2, 120.0)
@@ -87,3 +92,17 @@ def test_a_job_under_torchrun_that_is_cancelled_ends_without_tracebacks(tmp_path
     assert text.count("saved") == saved
     assert "Traceback" not in text
     assert f"job {job}: cancelled, 1 node, 2 ranks" in text
+
+
+def test_a_job_under_torchrun_ends_with_the_status_of_the_rank_that_was_killed(tmp_path):
+    pytest.importorskip("torch")
+    script = "import os, time\nif os.environ['RANK'] == '1':\n    os.kill(os.getpid(), 9)\ntime.sleep(300)\n"
+    executor, job = torchrun_job(tmp_path, script)
+    try:
+        (status,) = executor.wait([job], 120.0)[job]
+    finally:
+        executor.cancel([job])
+    text = (tmp_path / f"slurm-{job}.out").read_text()
+    assert status.exit_code == 137, text
+    assert "of the ranks was ended by SIGKILL" in text
+    assert "Traceback" not in text

@@ -15,14 +15,19 @@ TORCHRUN = "--torchrun"
 
 
 def torchrun() -> None:
-    """torchrun, which leaves no traceback where a signal ends it: all processes of a cancelled job get one."""
+    """torchrun, without its own traceback where a signal ends it or a rank fails: with that rank's status."""
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     try:
         run.main(sys.argv[2:])
     except SignalException as e:
         sys.exit(128 + e.sigval)
+    except ChildFailedError as e:
+        sys.stderr.write(f"{e}\n")
+        code = e.get_first_failure()[1].exitcode
+        sys.exit(code if code >= 0 else 128 - code)
 
 
 def main() -> None:
