@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from typing import TYPE_CHECKING, Any
 
 import headrace as hr
@@ -102,7 +103,7 @@ def tell(
         hurry: lets a job that was requeued start before its scheduler's pause is over.
         more: of the environment.
     """
-    folder = launch.folder
+    folder, began_s = launch.folder, time.time()
     terminal = Terminal(folder, {**environment_of(executor, launch), **(more or {})})
     write_real_images(folder / "images", PER_CLASS)
     shutil.copy(TRAINER, folder / "train.py")
@@ -140,7 +141,8 @@ def tell(
     terminal.type(f"headrace cluster wait {job}")
     terminal.type(f"headrace cluster logs {job} | grep -o 'job {job}[:,].*'")
     terminal.type(f"headrace job-report {job}")
-    terminal.type("headrace usage --by job --last 1h")
+    # Books of a cluster hold the jobs of other tests, too: those were over before.
+    terminal.type(f"headrace usage --by job --last {time.time() - began_s:.0f}s")
 
     # What the model has learned from, as its last checkpoint says: each sample once.
     loads = (
@@ -178,6 +180,7 @@ _VARIES = {
     r"^(wasted GPU-hours:).*": r"\1",
     r"(is lost:).*": r"\1",
     r"\border [0-9a-f]{16}": "order",
+    r"\brestart \d": "restart",
     r"node\[[\d,-]+\]": "node[]",
     r"-([a-h])\1{7}\b": "-node",
     r"under 0\.0001": "0.0",

@@ -48,3 +48,19 @@ def test_every_batch_is_a_place_to_stop(store, tmp_path, way):
         ]
         assert left == whole[at:last], at
         resumed.close()
+
+
+def test_a_launched_job_says_where_its_first_rank_goes_on(store, monkeypatch, capsys):
+    saved = hr.loader(store, BATCH, seed=4)
+    next(iter(saved))
+    for rank in (0, 1):
+        loader = hr.loader(store, BATCH, seed=4, rank=rank, world_size=2)
+        loader.load_state_dict(saved.state_dict())
+        assert not capsys.readouterr().err
+        monkeypatch.setenv("HEADRACE_LAUNCH", "a mark")
+        loader.load_state_dict(saved.state_dict())
+        monkeypatch.delenv("HEADRACE_LAUNCH")
+        text = f"headrace: resumed from epoch 0, sample {BATCH} of {len(store):,}\n"
+        assert capsys.readouterr().err == ("" if rank else text)
+        loader.close()
+    saved.close()

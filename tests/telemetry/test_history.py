@@ -72,11 +72,12 @@ def records(folder, since_s=0.0, until_s=4e9, job_id=""):
 
 def test_what_is_written_is_read_in_the_stretch_that_is_asked_for(writer_of, tmp_path):
     ledger, writer = Ledger(), writer_of()
-    fill(ledger, alias="4700_11", name="train", account="physics")
+    fill(ledger, alias="4700_11", name="train", account="physics", restarts=2)
     assert writer.write(ledger, now=True)
     assert not ledger.waiting
     (record,) = records(tmp_path)
     assert (record.user, record.account, record.name) == ("ann", "physics", "train")
+    assert ", 2 restarts, stalls measured" in job_report(tmp_path, "4711").text()
     assert record.waited == {"storage": 30.0}
     assert record.lost_by_file_system == {"/scratch": 30.0}
     assert record.stall == 0.5

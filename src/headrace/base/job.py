@@ -649,6 +649,12 @@ def restarts() -> int:
     return next((int(count) for count in counts if count.isdigit()), 0)
 
 
+def tell_resumed(rank: int, epoch: int, position: int, length: int) -> None:
+    """Say in the log of a launched job, on one rank, where its loader goes on."""
+    if rank == 0 and os.environ.get("HEADRACE_LAUNCH"):
+        sys.stderr.write(f"headrace: resumed from epoch {epoch}, sample {position:,} of {length:,}\n")
+
+
 def clean(text: str) -> str:
     """A name as it may be kept and shown: bounded, without control characters or lone surrogates."""
     kept = "".join(c if c.isprintable() else "?" for c in text[:NAME_CHARACTERS_MAX])

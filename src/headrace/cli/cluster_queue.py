@@ -341,7 +341,9 @@ def status_table(statuses: Sequence[JobStatus], *, everything: bool = False) -> 
     for status in statuses:
         number, _, task = status.job_id.partition("_")
         line = task if everything or not task.isdigit() else "a task"
-        alike.setdefault((number, line, status.state, status.why), []).append(status)
+        again = f"restart {status.restarts}" if status.restarts else ""
+        why = ", ".join(filter(None, (status.why, again)))
+        alike.setdefault((number, line, status.state, why), []).append(status)
 
     def ran(status: JobStatus) -> str:
         began_s, ended_s = status.started_s, status.ended_s or now_s

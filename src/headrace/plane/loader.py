@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from headrace.base.job import tell_resumed
 from headrace.base.text import bytes_text
 from headrace.errors import RankError, StateMismatch
 from headrace.order import Mixed, OrderState, combine_hashes, order_hash
@@ -122,6 +123,7 @@ class Cursor:
         self._go_to(loaded)
         with contextlib.suppress(RankError):  # then it is looked at when the pass begins
             self._leave_finished(self.share.slices)
+            tell_resumed(self.share.slices.rank, self.epoch, self._position, self.order.length)
         self._started = False
 
     def begin(self) -> Pass:

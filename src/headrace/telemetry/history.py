@@ -95,6 +95,7 @@ class JobRecord:
     first_s: float = 0.0  # when it was seen first and last, in Unix seconds; also outside
     last_s: float = 0.0
     measured: bool = False  # headrace reported how its steps fared; else their waiting was inferred
+    restarts: int = 0  # how often it was begun again under its number
     figures: dict[tuple[str, str, str], float] = field(default_factory=dict)
     """By name, label (a cause, a tier, "") and file system."""
 
@@ -224,6 +225,7 @@ def merged(records: Iterable[tuple[str, JobRecord]]) -> list[JobRecord]:
         job.nodes = (*job.nodes, node)
         job.first_s, job.last_s = min(job.first_s, record.first_s), max(job.last_s, record.last_s)
         job.measured = job.measured or record.measured
+        job.restarts = max(job.restarts, record.restarts)
         for key, value in record.figures.items():
             before = job.figures.get(key, 0.0)
             job.figures[key] = max(before, value) if key[0] in _LARGEST else before + value
@@ -417,10 +419,10 @@ def _jobs(database: sqlite3.Connection) -> tuple[str, dict[int, JobRecord]]:
         number: JobRecord(
             job_id=clean(one), alias=clean(alias), name=clean(name), user=clean(user),
             account=clean(account), first_s=float(first_s), last_s=float(last_s),
-            measured=bool(measured),
+            measured=bool(measured), restarts=int(restarts),
         )
-        for number, one, alias, name, user, account, first_s, last_s, measured in database.execute(
-            "SELECT job, job_id, alias, name, user, account, first_s, last_s, measured FROM jobs"
+        for number, one, alias, name, user, account, first_s, last_s, measured, restarts in database.execute(
+            "SELECT job, job_id, alias, name, user, account, first_s, last_s, measured, restarts FROM jobs"
         )
     }  # fmt: skip
     return clean(str(meta.get("node", ""))), records

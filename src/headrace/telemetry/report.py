@@ -69,7 +69,7 @@ def hint_of(record: JobRecord) -> str:
 
 
 _SHOWN = 6
-_FACTS: Final = ("job_id", "alias", "name", "user", "account", "first_s", "last_s")
+_FACTS: Final = ("job_id", "alias", "name", "user", "account", "first_s", "last_s", "restarts")
 _TOTALS: Final = ("samples", "cpu_s", "memory_bytes", "read_bytes", "written_bytes")
 
 
@@ -126,7 +126,8 @@ class JobReport:
         job = f"job {record.shown_id}" + (f" ({record.name})" if record.name else "")
         user = f" of {record.user}" if record.user else ""
         nodes, took = counted(len(record.nodes), "node"), duration_text(self._wall_s)
-        lines = [f"headrace: {job}{user}, {nodes}, {took}, stalls {record.quality}"]
+        again = f", {counted(record.restarts, 'restart')}" if record.restarts else ""
+        lines = [f"headrace: {job}{user}, {nodes}, {took}{again}, stalls {record.quality}"]
         lines += [f"  {label:<12} {text}" for label, text in self._rows() if text]
         lines += [f"  {'not read':<12} {name}" for name in self.skipped]
         return "\n".join(lines)
