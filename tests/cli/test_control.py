@@ -56,7 +56,7 @@ def test_a_controller_is_started_asked_given_a_policy_and_stopped(place):
         as_json(place, "policy", "apply", "-", given=got)["changes"] == []
     )  # what it prints, it takes
     wrong = as_json(place, "policy", "apply", "-", given="jbos: 1", code=3)
-    assert "did you mean 'jobs'" in wrong["error"]["message"]
+    assert wrong["error"]["message"].endswith("did you mean 'jobs'?")
     state = as_json(place, "control", "status")
     assert state["running"]
     assert state["policy_version"] == 1

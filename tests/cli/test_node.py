@@ -42,7 +42,10 @@ def test_a_daemon_in_the_background(run, runtime, packed_photos):
         assert "36 of 36 samples held" in shown
         assert "1 client of 1 job\n" in shown
         loader.close()
+        assert "consumers wait" in shown
         until(lambda: "0 clients of 0 jobs" in run("node", "status").out)  # who asks is none
+        until(lambda: "nobody reads it now" in run("node", "status").out)
+        assert "consumers wait" not in run("node", "status").out
         assert f"process {pid} serves" in run("node", "logs").out
         assert len(run("node", "logs", "-n", "1", "--json").document["lines"]) == 1
     finally:

@@ -202,9 +202,11 @@ def _tuned(data: dict[str, Any]) -> str:
     recent, knobs = tuning["recent"], tuning["knobs"]
     text = (
         f"{recent['reads_in_flight']:.0f} of {reads['in_flight_max']} reads in flight, "
-        f"{bytes_text(knobs['buffer_bytes']['value'])} of buffer; consumers wait {recent['stall']:.1%}: "
-        f"{tuning['verdict']}"
+        f"{bytes_text(knobs['buffer_bytes']['value'])} of buffer"
     )
+    if not any(data["jobs"].values()):  # what its last ones waited for is over
+        return f"{text}; nobody reads it now"
+    text += f"; consumers wait {recent['stall']:.1%}: {tuning['verdict']}"
     held_back = f", held back by {data['held_back']}" if data["held_back"] else ""
     doing = f"; tuner: {tuning['doing']}" if tuning["doing"] else ""
     return f"{text}{held_back}{doing}"

@@ -228,5 +228,5 @@ def _refusal(url: str, status: int, answer: bytes) -> Refusal:
         message, problems = str(error["message"]), tuple(map(str, error.get("problems", ())))
     except (ValueError, RecursionError, LookupError, TypeError):
         pass
-    return Refusal(f"{url}: refused: {message}.".replace("..", "."), path=url,
-                   status=status, problems=problems)  # fmt: skip
+    ended = message if message.endswith((".", "?")) else f"{message}."
+    return Refusal(f"{url}: refused: {ended}", path=url, status=status, problems=problems)
