@@ -63,7 +63,7 @@ def record(folder: Path, *command: object, options: tuple[object, ...] = ()) -> 
     output, report = folder / "job.yaml", folder / "report.json"
     report.unlink(missing_ok=True)
     words = [
-        *HEADRACE, "record", "-o", output, "--overwrite", "--json", report, *options, "--", *command,
+        *HEADRACE, "record", "-o", output, "--overwrite", "--report", report, *options, "--", *command,
     ]  # fmt: skip
     done = subprocess.run(
         [os.fspath(w) if isinstance(w, Path) else str(w) for w in words],

@@ -54,7 +54,7 @@ def test_an_example_is_compared_with_and_without(folder):
 
 def test_an_example_is_recorded_replayed_and_predicted(folder):
     headrace(
-        folder, "record", "-o", "job.yaml", "--json", "record.json", "--", sys.executable, TORCH,
+        folder, "record", "-o", "job.yaml", "--report", "record.json", "--", sys.executable, TORCH,
         "photos", "--epochs", "2",
     )  # fmt: skip
     found = json.loads((folder / "record.json").read_text())["job"]

@@ -36,7 +36,7 @@ def report(tmp_path):
     def go(*arguments, **options):
         path = tmp_path / "report.json"
         path.unlink(missing_ok=True)
-        command = [*HEADRACE, "run", "--json", str(path)]
+        command = [*HEADRACE, "run", "--report", str(path)]
         ended = run([*command, *map(str, arguments)], **options)
         return ended, json.loads(path.read_text()) if path.exists() else None
 

@@ -55,7 +55,7 @@ def launch(
         False, "--dry-run", help="Print what would run, and why; start nothing."
     ),
     report: str | None = Option(
-        None, "--json", metavar="FILE", help="Write the report as JSON (-: stdout)."
+        None, "--report", metavar="FILE", help="Write the report as JSON (-: stdout)."
     ),
     quiet: bool = Option(False, "--quiet", "-q", help="Errors only."),
 ) -> int:

@@ -90,7 +90,7 @@ class Launch:
         for name in without:
             own.pop(name, None)
         self.process = subprocess.Popen(
-            [*HEADRACE, "launch", "--local", str(self.disk), "--json", str(self.report_file), *words],
+            [*HEADRACE, "launch", "--local", str(self.disk), "--report", str(self.report_file), *words],
             cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env={**clean, **own},
         )  # fmt: skip
@@ -114,7 +114,7 @@ class Launch:
 
     @property
     def report(self) -> dict[str, Any]:
-        """What `--json` wrote."""
+        """What `--report` wrote."""
         found: dict[str, Any] = json.loads(self.report_file.read_text())
         return found
 

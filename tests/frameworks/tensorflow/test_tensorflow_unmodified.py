@@ -45,7 +45,7 @@ def test_a_script_that_nobody_changed_is_served_with_identical_results(data, tmp
     script.write_text(SCRIPT)
     command = [sys.executable, str(script), str(data)]
     ours = [sys.executable, "-c", "from headrace.cli import main; main()", "run", "--root", str(data),
-            "--simulate", "nfs", "--json", str(report), "--"]  # fmt: skip
+            "--simulate", "nfs", "--report", str(report), "--"]  # fmt: skip
     plain = subprocess.run(command, capture_output=True, check=True, timeout=200)
     served = subprocess.run([*ours, *command], capture_output=True, check=True, timeout=200)
     assert served.stdout == plain.stdout

@@ -37,7 +37,7 @@ def run(tmp_path, folder):
         headrace = str(Path(sys.executable).parent / "headrace")
         ended = subprocess.run(
             [
-                headrace, "run", "--root", str(tmp_path / "data"), "--json", str(report), *options,
+                headrace, "run", "--root", str(tmp_path / "data"), "--report", str(report), *options,
                 "--", sys.executable, "-c", PROGRAM, str(listed), str(epochs), str(pause_s),
             ],
             env=os.environ | {"HEADRACE_RUNTIME_DIR": str(folder.path)},
