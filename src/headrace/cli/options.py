@@ -117,7 +117,9 @@ QuietOutput = Annotated[Output, Group(Output, as_json=Json, quiet=Quiet)]
 FullOutput = Annotated[Output, Group(Output, as_json=Json, quiet=Quiet, verbose=Verbose)]
 """Where the command prints, with the options that it has for that."""
 
-ReportFile = Annotated[str | None, Option("--report", metavar="FILE", help="Write a report as JSON.")]
+ReportFile = Annotated[
+    str | None, Option("--report", metavar="FILE", help="Write a report as JSON.")
+]
 """Of commands that run a program: a file, since stdout is the program's."""
 
 QuietEnd = Annotated[bool, Option("--quiet", "-q", help="Say nothing at the end.")]
