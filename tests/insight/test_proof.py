@@ -115,12 +115,28 @@ def test_samples_that_were_left_out_are_named_and_not_in_the_hash(tmp_path):
     loaders.event(1, "left out", epoch=1, step=4, position=146, index=4, reason="another epoch's")
     loaders.close()
     epoch, whole = proof_of(tmp_path / "run").loaders[0].epochs
-    assert (epoch.left_out, str(epoch.state), str(whole.state)) == (2, "wrong", "whole")
+    assert (epoch.left_out, str(epoch.state), str(whole.state)) == (2, "skipped", "whole")
     assert [(f.positions, f.where) for f in epoch.findings] == [
         ((149, 150), "rank 1, step 4: sample 3 is bad."), ((144, 160), "rank 1, step 4: 1 sample"),
     ]  # fmt: skip
+    done = command(tmp_path / "run")
+    assert done.exit_code == 1  # that some were skipped is a finding, and nothing wrong
+    assert "WRONG" not in done.output
+    assert "2 samples skipped, as on_error='skip' says" in done.output
+    assert "in 2 whole epochs, but for 2 samples skipped" in done.output
     hashes = position_hashes(0, loaders.order.indices(0, 0, 1000))
     assert epoch.order_hash == int(np.delete(hashes, [146, 149]).sum(dtype=np.uint64))
+
+
+def test_what_is_wrong_beside_skipped_samples_is_wrong(tmp_path):
+    def both(rank, rows):
+        left_out(4, 2)(rank, rows)
+        return without(6)(rank, rows)
+
+    Loaders(tmp_path / "run").epoch(0, change=both).close()
+    (epoch,) = proof_of(tmp_path / "run").loaders[0].epochs
+    assert (epoch.left_out, str(epoch.state)) == (1, "wrong")
+    assert "Not proved" in command(tmp_path / "run").output
 
 
 def test_a_run_in_which_all_is_wrong_is_told_in_a_few_lines(tmp_path):

@@ -45,6 +45,7 @@ class EpochState(StrEnum):
     WHOLE = "whole"  # every position came exactly once
     RUNNING = "running"  # so did all up to where the run stands, or ended: its last epoch
     LEFT = "left early"  # so did all up to where the loop left it, and another epoch came after it
+    SKIPPED = "skipped"  # so did all but those that `on_error="skip"` asks to skip
     WRONG = "wrong"
 
 
@@ -111,8 +112,8 @@ def check_epoch(
         begin = int(row["begin"])
         proof.add("outside", begin, begin + int(row["samples"]), place(row))
     inside = rows[reachable]
+    seen = inside
     _check_samples(inside, epoch, order, proof)
-    _left_out(history, inside, proof)
     if last and history.attempts[passages[-1].attempt].cut:
         # Some ranks were a few steps ahead: what all had come to counts.
         mine, steps = inside["attempt"] == passages[-1].attempt, inside["step"].astype(np.int64)
@@ -124,6 +125,9 @@ def check_epoch(
     _end(proof, end, passages[-1], about.tail, last=last)
     if proof.findings:
         proof.state = EpochState.WRONG
+    _left_out(history, seen, proof)
+    if proof.left_out and proof.state is EpochState.WHOLE:
+        proof.state = EpochState.SKIPPED
     return proof
 
 
@@ -229,11 +233,21 @@ class LoaderProof:
         return bool(self.history.about.order)
 
     @property
-    def holds(self) -> bool:
-        """Whether every sample came exactly once, in each epoch that was gone through."""
-        states = (EpochState.WHOLE, EpochState.RUNNING)
+    def skipped(self) -> int:
+        """Samples that `on_error="skip"` left out."""
+        return sum(epoch.left_out for epoch in self.epochs)
+
+    @property
+    def sound(self) -> bool:
+        """Whether every sample but these came exactly once, in each epoch that was gone through."""
+        states = (EpochState.WHOLE, EpochState.RUNNING, EpochState.SKIPPED)
         whole = all(epoch.state in states for epoch in self.epochs)
         return self.ours and bool(self.epochs) and whole and not self.gaps and not self.history.odd
+
+    @property
+    def holds(self) -> bool:
+        """Whether every sample came exactly once, in each epoch that was gone through."""
+        return self.sound and not self.skipped
 
     def document(self) -> dict[str, Any]:
         """For JSON."""
@@ -440,12 +454,17 @@ def proof_lines(proof: Proof) -> Iterator[str]:
         return
     for loader in proof.loaders:
         yield from _loader_lines(loader)
-    if proof.holds:
-        epochs = sum(e.state is EpochState.WHOLE for loader in proof.loaders for e in loader.epochs)
+    if all(loader.sound for loader in proof.loaders):
+        done = (EpochState.WHOLE, EpochState.SKIPPED)
+        epochs = sum(e.state in done for loader in proof.loaders for e in loader.epochs)
         whole = f" in {counted(epochs, 'whole epoch')}" if epochs else ", as far as the run went"
         what = "sample" if not any(loader.unchecked for loader in proof.loaders) else "position"
         padded = any(epoch.padded for loader in proof.loaders for epoch in loader.epochs)
         but = ", but for those that fill last steps" if padded else ""
+        if skipped := sum(loader.skipped for loader in proof.loaders):
+            but += (
+                f', but for {counted(skipped, "sample")} that were skipped, as on_error="skip" asks'
+            )
         yield f"Proved: every {what} came exactly once over all ranks{whole}{but}."
     else:
         yield "Not proved that every sample came exactly once: see above."
@@ -467,7 +486,8 @@ def _loader_lines(loader: LoaderProof) -> Iterator[str]:
         yield from _epoch_lines(epoch)
     if len(loader.epochs) > _EPOCHS_SHOWN:
         rest = loader.epochs[_EPOCHS_SHOWN:]
-        wrong = [epoch for epoch in rest if epoch.state in (EpochState.WRONG, EpochState.LEFT)]
+        whole = (EpochState.WHOLE, EpochState.RUNNING)
+        wrong = [epoch for epoch in rest if epoch.state not in whole]
         yield f"  {counted(len(rest), 'more epoch')}, {len(wrong)} of them not whole"
         for epoch in wrong[:_EPOCHS_SHOWN]:
             yield from _epoch_lines(epoch)
@@ -484,6 +504,7 @@ _STATES: Final = {
     EpochState.WHOLE: "every sample exactly once",
     EpochState.RUNNING: "each sample once up to position {positions:,} of {length:,}, where the run stands",
     EpochState.LEFT: "left early at position {positions:,} of {length:,}: the rest never came",
+    EpochState.SKIPPED: "every sample exactly once, but for those that were skipped",
     EpochState.WRONG: "WRONG",
 }
 
@@ -494,7 +515,7 @@ def _epoch_lines(epoch: EpochProof) -> Iterator[str]:
     if epoch.resumed_at:
         notes.append("resumed at position " + ", ".join(f"{at:,}" for at in epoch.resumed_at[:4]))
     if epoch.left_out:
-        notes.append(f"{counted(epoch.left_out, 'sample')} left out: could not be delivered")
+        notes.append(f"{counted(epoch.left_out, 'sample')} skipped, as on_error='skip' says")
     if epoch.padded:
         notes.append(f"then {counted(epoch.padded, 'sample')} again to fill the last step")
     if epoch.dropped:

@@ -199,12 +199,12 @@ def _short(text: str) -> str:
 
 
 def round_up(value: float) -> float:
-    """A round number that is not less: where an axis ends."""
+    """A round number that is not less, and whose quarters are round, too: where an axis ends."""
     if value <= 0:
         return 1.0
     value = max(value, 1e-12)
     power = 10.0 ** math.floor(math.log10(value))
-    return min(step * power for step in (1, 2, 2.5, 4, 5, 8, 10, 20) if step * power >= value)
+    return min(step * power for step in (1, 2, 4, 6, 8, 10, 20) if step * power >= value)
 
 
 _ROOM: Final = _WIDTH - _LEFT - _RIGHT

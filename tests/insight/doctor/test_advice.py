@@ -6,8 +6,9 @@ import shlex
 import pytest
 
 from headrace.base.causes import Cause
+from headrace.base.text import rough_text
 from headrace.insight.doctor import diagnose, lines_of
-from headrace.insight.doctor.findings import AHEAD, LATER, TORCH, UNCACHED, Findings
+from headrace.insight.doctor.findings import AHEAD, LATER, NATIVE, TORCH, UNCACHED, Findings
 
 from .findings_shared import findings, point
 
@@ -92,6 +93,19 @@ def test_what_is_enough_needs_nothing():
     assert told.advice[0].key == "train"
     assert "keep up" in told.verdict
     assert expected(told, TORCH).stall == 0.0
+    assert "ahead" not in keys(told)  # a gain beside "none" would contradict it
+
+
+def test_native_decoding_has_a_row_of_its_own():
+    told = diagnose(findings(decode={**HEAVY, "native_s": 2e-3}), workers=4)
+    native = expected(told, NATIVE)
+    assert native.per_s > 3 * expected(told, AHEAD).per_s
+    assert native.workers == 16
+    assert f"-> {rough_text(native.per_s)} " in next(
+        a.gain for a in told.advice if a.key == "images"
+    )
+    assert any(NATIVE in line for _, line in lines_of(told))
+    assert NATIVE not in [each.loader for each in diagnose(findings()).expected]
 
 
 def test_a_hungry_model_is_told_how_long_it_would_wait():

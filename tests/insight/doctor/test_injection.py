@@ -10,6 +10,7 @@ import pytest
 
 from headrace.base.causes import Cause
 from headrace.insight.doctor import ExamineOptions, diagnose, examine
+from headrace.insight.doctor.text import facts_of
 from headrace.io.simulation import Simulation
 
 pytestmark = pytest.mark.alone
@@ -90,7 +91,7 @@ def test_pictures_that_are_left_to_pillow_do_not_hide_the_gain(tmp_path):
     )
 
 
-def test_files_that_cannot_be_decoded_are_counted(photos, tmp_path):
+def test_files_that_cannot_be_decoded_are_counted_and_the_first_is_named(photos, tmp_path):
     pytest.importorskip("PIL")
     import shutil
 
@@ -98,8 +99,14 @@ def test_files_that_cannot_be_decoded_are_counted(photos, tmp_path):
     for path in (folder / "cats").iterdir():
         path.write_bytes(path.read_bytes()[:60])
     found = examine(folder, ExamineOptions(seconds=1.0))
-    assert 0 < found.decode.failed < found.decode.samples
-    assert found.decode.first_failed
+    (folder / "dogs/empty head.png").write_bytes(bytes(500))
+    found = examine(folder, ExamineOptions(seconds=1.0))
+    assert found.decode.failed == 13  # not once for each time round
+    assert found.decode.samples == 37
+    assert found.decode.first_failed == "dogs/empty head.png: begins as no png does"
+    notes = [text for name, text in facts_of(diagnose(found)) if name == "note"]
+    tried = "13 of 37 samples that were tried cannot be decoded, the first: dogs/empty head.png: "
+    assert any(note.startswith(tried) for note in notes)
 
 
 def run_python(code, *arguments):

@@ -58,8 +58,22 @@ def test_empty_files_are_counted(photos, tmp_path):
     folder = shutil.copytree(photos, tmp_path / "p")
     (folder / "cats/empty.png").touch()
     data, pool = look(folder)
-    assert any(note == "empty files: 1 of 37 that were looked at" for note in data.notes)
+    empty = "empty files: 1 of 37 that were looked at, the first: cats/empty.png"
+    assert empty in data.notes
     assert all(p.length for p in pool.pieces)
+
+
+def test_files_that_are_left_out_are_counted_and_the_first_is_named(photos, tmp_path):
+    folder = shutil.copytree(photos, tmp_path / "p")
+    (folder / "cats/Thumbs.db").write_bytes(b"x")
+    (folder / "cats/notes.txt").write_bytes(b"x")
+    data, _ = look(folder)
+    assert data.samples == 36
+    beside, others = data.notes
+    assert (
+        beside == "1 left out beside the data (READMEs, checksums, ...), the first: cats/Thumbs.db"
+    )
+    assert others == "1 of 37 files are no images and are left out, as cats/notes.txt"
 
 
 def test_a_folder_of_tars(tmp_path):

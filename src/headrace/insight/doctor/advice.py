@@ -21,6 +21,7 @@ from headrace.insight.doctor.findings import (
     ahead_rate,
     expected_of,
     metadata_share,
+    native_work,
     torch_rate,
     work_of,
 )
@@ -127,11 +128,12 @@ def _advice_of(
         gains = sorted(_Gains(findings, work, torch, ahead, name).all(), key=lambda g: -g.factor)
         rate = rough_text(torch.per_s)
         if torch.stall is not None and torch.stall < _ENOUGH_STALL:
+            gains = []  # of the loading, and none of the training
             given += [Advice(
                 key="train", do="Train. The data are not what your model waits for.",
                 because=f"it asks for {rough_text(wanted or 0.0)}/s, and torch's DataLoader gives about "
                 f"{rate}/s",
-                gain="none to be had from loading", command="python train.py",
+                gain="none: a faster loading would not make it faster", command="python train.py",
             )]  # fmt: skip
         elif not gains:
             given += [Advice(
@@ -233,9 +235,7 @@ class _Gains:
         """Where the processors are the limit: less to decode."""
         data = self.findings.data
         if decode.native_s is not None and data is not None:
-            # Threads that share nothing with the interpreter, into memory that is used again.
-            native = replace(self.work, decode_s=decode.native_s, read_s=0.0, ahead_collate_s=0.0)
-            rate = ahead_rate(native, max(1, int(native.cpus)))
+            rate = ahead_rate(native_work(self.work, decode.native_s), max(1, int(self.work.cpus)))
             if rate >= WORTH * max(self.torch.per_s, self.ahead.per_s):
                 left = f"; {decode.refused} of {decode.native_samples} are left to Pillow"
                 left += f" ({decode.first_refused})"

@@ -188,7 +188,7 @@ class _Run:
         self._volume = None if options.simulate is None else SlowVolume(options.simulate)
         self._until = time.monotonic() + _PATIENCE * options.seconds + _PATIENCE_S
         self._cold: Sequence[Piece] = ()
-        self._samples: list[bytes] = []
+        self._samples: list[tuple[str, bytes]] = []  # by names
 
     def work(self) -> None:
         """All parts, one after the other; called in a thread of its own."""
@@ -339,9 +339,15 @@ class _Run:
             # Those that do not lie in memory, and will then: not the ones that are read next.
             own = len(self._cold) // 4
             pieces, self._cold = self._cold[:own], self._cold[own:]
-        self.findings.plain, self._samples = plain_reads(
+        self.findings.plain, samples = plain_reads(
             pieces, seconds, self._stop, whole_files=pool.whole_files
         )
+        data = self.findings.data
+        root = f"{data.path}/" if data is not None else ""
+        for piece, content in samples:
+            name = piece.path.removeprefix(root)
+            name += "" if pool.whole_files else f", {piece.length:,} bytes at {piece.offset:,}"
+            self._samples.append((name, content))
 
     def _decode(self, pool: SamplePool, seconds: float) -> None:
         if pool.true_samples:
@@ -362,13 +368,14 @@ def _with_opens(point: Point, opens: OpenRates | None) -> Point:
     return replace(point, per_s=per_s, bytes_per_s=point.bytes_per_s * per_s / point.per_s)
 
 
-def _samples_of(pool: SamplePool) -> list[bytes]:
+def _samples_of(pool: SamplePool) -> list[tuple[str, bytes]]:
     """Some samples of an open store, by their largest part."""
-    store, samples = pool.store, list[bytes]()
+    store, samples = pool.store, list[tuple[str, bytes]]()
     for index in range(0, len(store), max(1, len(store) // 16))[:16]:
         parts = store.parts_of(index)
-        samples.append(bytes(store.read(index, part=max(parts, key=parts.__getitem__) or None)))
-        if format_of_bytes(samples[-1][:16]) == "bytes":
+        content = bytes(store.read(index, part=max(parts, key=parts.__getitem__) or None))
+        samples.append((f"sample {index}", content))
+        if format_of_bytes(content[:16]) == "bytes":
             break
     return samples
 

@@ -348,6 +348,11 @@ def ahead_rate(work: Work, workers: int) -> float:
     return max(min(by_workers, by_cpus, by_storage), min(by_storage, torch_rate(work, workers)))
 
 
+def native_work(work: Work, native_s: float) -> Work:
+    """With threads that decode without the interpreter, into memory that is used again."""
+    return replace(work, decode_s=native_s, read_s=0.0, ahead_collate_s=0.0)
+
+
 def stall_of(rate: float, wanted: float, *, in_turn: bool = False) -> float:
     """Share of the training's time that it waits; `in_turn`: loading and training take turns."""
     if rate <= 0:
@@ -361,6 +366,7 @@ def stall_of(rate: float, wanted: float, *, in_turn: bool = False) -> float:
 
 TORCH: Final = "torch DataLoader"
 AHEAD: Final = "headrace.torch.DataLoader"
+NATIVE: Final = 'the same, decode="native"'
 LATER: Final = "later epochs"  # from memory, where the data will lie then
 UNCACHED: Final = "uncached"  # from the device, though the data lie in memory now
 _SAMPLE_S: Final = 8e-6
@@ -411,7 +417,7 @@ def _wait_factor(findings: Findings) -> float:
 def expected_of(
     findings: Findings, workers: int, wanted_per_s: float | None
 ) -> tuple[Expected, ...]:
-    """Both loaders as things are now; from memory, if the data will lie there; from the device, if they do."""
+    """The loaders as things are now; from memory, if the data will lie there; from the device, if they do."""
     work = work_of(findings)
     if work is None:
         return ()
@@ -426,19 +432,24 @@ def expected_of(
     assert findings.storage is not None
     few = min(point.reads for point in findings.storage.points) < _FEW_READS
     error = _FEW_ERROR if few else MODEL_ERROR
+    native_s = findings.decode.native_s if findings.decode is not None else None
+    counts = {TORCH: workers, AHEAD: workers}
+    if native_s is not None:
+        counts[NATIVE] = max(1, int(work.cpus))  # its threads, whatever the workers
 
     def of(loader: str, when: str, work: Work) -> Expected:
-        rate = (torch_rate if loader == TORCH else ahead_rate)(work, workers)
+        if loader == NATIVE and native_s is not None:
+            work = native_work(work, native_s)
+        rate = (torch_rate if loader == TORCH else ahead_rate)(work, counts[loader])
         in_turn = workers == 0 and loader == TORCH
         stall = None if wanted_per_s is None else stall_of(rate, wanted_per_s, in_turn=in_turn)
         return Expected(
-            loader=loader, when=when, workers=workers, per_s=rate,
+            loader=loader, when=when, workers=counts[loader], per_s=rate,
             low_per_s=rate / (1 + error), high_per_s=rate * (1 + error),
-            cause=_cause(findings, work, loader, workers, rate), stall=stall,
+            cause=_cause(findings, work, loader, counts[loader], rate), stall=stall,
         )  # fmt: skip
 
-    loaders = (TORCH, AHEAD)
-    return tuple(of(loader, when, work) for when, work in scenes.items() for loader in loaders)
+    return tuple(of(loader, when, work) for when, work in scenes.items() for loader in counts)
 
 
 _OF_WORKERS: Final = (Cause.DECODE, Cause.COLLATE, Cause.PYTHON)

@@ -114,7 +114,7 @@ def _opened(paths: Sequence[str], seconds: float, threads: int, stop: Callable[[
 
 def plain_reads(
     pieces: Sequence[Piece], seconds: float, stop: Callable[[], bool], *, whole_files: bool
-) -> tuple[PlainReads | None, list[bytes]]:
+) -> tuple[PlainReads | None, list[tuple[Piece, bytes]]]:
     """Read samples by Python's own `open` and `read`, twice: the times, and the bytes to decode."""
 
     def timed(pieces: Iterable[Piece]) -> tuple[list[tuple[Piece, bytes]], float, float]:
@@ -137,7 +137,7 @@ def plain_reads(
     times = PlainReads(
         first_s=first_s, first_cpu_s=first_cpu_s, again_cpu_s=again_cpu_s, reads=len(samples)
     )
-    return times, [data for _, data in samples]
+    return times, samples
 
 
 def _read(piece: Piece, *, whole_files: bool) -> bytes | None:

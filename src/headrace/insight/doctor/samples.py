@@ -12,7 +12,6 @@ too. npy and npz are loaded by numpy. What nothing here can decode is delivered 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import io
 import itertools
@@ -99,34 +98,39 @@ _PIXELS_MAX: Final = 100_000_000
 
 
 def measure_decoding(
-    samples: Sequence[bytes], seconds: float, stop: Callable[[], bool] = lambda: False
+    named: Sequence[tuple[str, bytes]], seconds: float, stop: Callable[[], bool] = lambda: False
 ) -> Decode | None:
-    """Decode samples, round and round, for so long; None without samples.
+    """Decode samples, each with its name, round and round, for so long; None without samples.
 
     Processor time of this thread is taken: other processes that want the core do not count.
     """
-    if not samples:
+    if not named:
         return None
-    name = Counter(format_of_bytes(data[:16]) for data in samples).most_common(1)[0][0]
-    samples = [data for data in samples if format_of_bytes(data[:16]) == name]
+    formats = [format_of_bytes(data[:16]) for _, data in named]
+    name = Counter(formats).most_common(1)[0][0]
+    samples = [each for each, its in zip(named, formats, strict=True) if its == name]
     is_image, pixels = family_of(name) == "image", list[int]()
     if not is_image and name not in ("npy", "npz"):
         why = "the samples are no images, npy or npz: decoding is not looked at"
-        mean_bytes = sum(map(len, samples)) / len(samples)
+        mean_bytes = sum(len(data) for _, data in samples) / len(samples)
         return Decode(format=name, decoder="", out_bytes=mean_bytes, why=why)
     decode = functools.partial(_scaled, pixels) if is_image else _load_numpy
     apart_s = _NATIVE_SHARE * seconds if name in _NATIVE else 0.0
-    cpu_s, out_bytes, good, failed, first_failed = 0.0, 0.0, 0, 0, ""
+    odd = [
+        each for each, its in zip(named, formats, strict=True) if family_of(its) != family_of(name)
+    ]
+    failed = {which: f"begins as no {name} does" for which, _ in odd}
+    cpu_s, out_bytes, good, seen = 0.0, 0.0, 0, 0
     begun_s, begun_cpu_s = time.monotonic(), time.thread_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a data set's oddities are counted, not printed
-        for data in itertools.cycle(samples):
+        for which, data in itertools.cycle(samples):
             began_s = time.thread_time()
+            seen += 1
             try:
                 out_bytes += decode(data)
             except Exception as e:  # noqa: BLE001 - decoders raise what they like
-                failed += 1
-                first_failed = first_failed or f"{type(e).__name__}: {e}"
+                failed.setdefault(which, f"{type(e).__name__}: {e}")
             else:
                 good += 1
                 cpu_s += time.thread_time() - began_s
@@ -134,11 +138,12 @@ def measure_decoding(
                 break
         native_s, tried, refused = None, 0, list[str]()
         if apart_s and good:
-            native_s, tried, refused = _measure_native(samples, decode, apart_s, stop)
+            native_s, tried, refused = _measure_native(samples, decode, apart_s, stop, failed)
     got = (time.thread_time() - begun_cpu_s) / max(1e-9, time.monotonic() - begun_s)
     decoder = f"Pillow {version_of('pillow')}".strip() if is_image else "numpy"
     return Decode(
-        format=name, decoder=decoder, samples=good + failed, failed=failed, first_failed=first_failed,
+        format=name, decoder=decoder, samples=min(len(samples), max(seen, tried)) + len(odd),
+        failed=len(failed), first_failed=next((": ".join(each) for each in failed.items()), ""),
         got=min(1.0, got), sample_s=cpu_s / max(1, good),
         native_s=native_s if len(refused) < tried else None, native_samples=tried,
         refused=len(refused), first_refused=refused[0] if refused else "",
@@ -149,21 +154,26 @@ def measure_decoding(
 
 
 def _measure_native(
-    samples: Sequence[bytes], decode: Callable[[bytes], int], seconds: float, stop: Callable[[], bool]
+    samples: Sequence[tuple[str, bytes]], decode: Callable[[bytes], int], seconds: float,
+    stop: Callable[[], bool], failed: dict[str, str],
 ) -> tuple[float | None, int, list[str]]:  # fmt: skip
     """Decode natively, and leave to Pillow what is refused, as the stage does: with nothing else in between.
 
     Gives the processor time of a picture, how many were tried, and why each was refused that Pillow decodes.
+    What neither decodes is `failed`.
     """
     recipe, refused, tried = Images(size=SIDE).recipe(), list[str](), 0
     begun_s, begun_cpu_s = time.monotonic(), time.thread_time()
-    for i, data in enumerate(itertools.cycle(samples)):
+    for i, (which, data) in enumerate(itertools.cycle(samples)):
         try:
             _native.decode_picture(recipe, data, 0, 0, i)  # a crop of its own each time
             tried += 1
         except ValueError as e:
-            with contextlib.suppress(Exception):  # nobody decodes it
+            try:
                 decode(data)
+            except Exception as other:  # noqa: BLE001 - likewise
+                failed.setdefault(which, f"{type(other).__name__}: {other}")
+            else:
                 refused.append(str(e))
                 tried += 1
         if time.monotonic() > begun_s + seconds or stop():

@@ -80,6 +80,7 @@ _UNREADABLE: Final = "folders cannot be listed, the first: {}"
 _ODD: Final = "names are no regular files (links to nothing, sockets, ...), the first: {}"
 _LOOPS: Final = "links lead back to a folder above; they are not followed"
 _HIDDEN: Final = "names begin with a dot and are left out"
+_BESIDE: Final = "left out beside the data (READMEs, checksums, ...), the first: {}"
 
 _Folder = tuple[bytes, tuple[tuple[int, int], ...]]
 """A path below the root, and who stands above it."""
@@ -198,6 +199,8 @@ def _list(
             name = entry.name
             if name.lower().endswith(endings) if endings else not is_companion(name):
                 walk.note_file(path, dice)
+            elif not endings:
+                walk.leave_out(_BESIDE, os.fsdecode(path))
         else:
             walk.leave_out(_ODD, os.fsdecode(path))
     if folder and walk.files > before:
@@ -416,9 +419,10 @@ def _folder(
             files_estimated=not seen.complete, exact=seen.complete and round(files) == len(names),
         )  # fmt: skip
     if counted < seen.files:
-        notes.append(
-            f"{1 - counted / seen.files:.1%} of the files are no {verdict.family}s; they are left out"
-        )
+        others = (os.fsdecode(name) for name in seen.drawn)
+        first = next((name for name in others if not verdict.takes(format_of(name))), "")
+        many = f"{seen.files - counted:,} of {seen.files:,} files are no {verdict.family}s"
+        notes.append(f"{many} and are left out" + (f", as {printable(first)}" if first else ""))
     kind, most = seen.formats.most_common(1)[0]
     kinds = [(name, n / counted) for name, n in seen.formats.most_common() if verdict.takes(name)]
     random.Random(1).shuffle(drawn)  # noqa: S311 - a draw, no secret
@@ -428,7 +432,9 @@ def _folder(
         what = f": none of {len(names):,} files that were tried can be looked at"
         raise _refused(path, what, "Check their permissions.")
     if empty := int((sizes == 0).sum()):
-        notes.append(f"empty files: {empty} of {len(sizes)} that were looked at")
+        first = os.path.relpath(sized[int((sizes == 0).argmax())], path)
+        looked = f"empty files: {empty} of {len(sizes)} that were looked at"
+        notes.append(f"{looked}, the first: {printable(first)}")
     if empty == len(sizes):
         what = f": all of {len(sizes):,} files that were looked at are empty"
         raise _refused(path, what, "Check that the data were copied.")

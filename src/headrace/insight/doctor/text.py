@@ -19,7 +19,7 @@ from headrace.base.text import (
     rough_text,
 )
 from headrace.insight.doctor.advice import unit_of
-from headrace.insight.doctor.findings import AHEAD, LATER, TORCH, UNCACHED
+from headrace.insight.doctor.findings import AHEAD, LATER, NATIVE, TORCH, UNCACHED
 from headrace.pages.charts import Part, bars, columns, figure, table
 from headrace.pages.html import card_list, document, marked, safe
 
@@ -103,6 +103,9 @@ def facts_of(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
             busy = {"io": "the disks", "cpu": "the CPUs"}.get(kind, kind)
             waited = f"somebody waited for them {share:.0%} of the time"
             yield "note", f"other programs keep {busy} busy ({waited}): here is what they leave"
+    if (decode := findings.decode) is not None and decode.failed:
+        tried = f"{decode.failed:,} of {counted(decode.samples, 'sample')} that were tried"
+        yield "note", f"{tried} cannot be decoded, the first: {printable(decode.first_failed)}"
     for note in dict.fromkeys(findings.notes):
         yield "note", printable(note)
 
@@ -183,14 +186,10 @@ def _cpu(findings: Findings, environment: Environment) -> str:
     if decode is None or not decode.decoder or decode.sample_s <= 0:
         return f"{cpus}; {decode.why}" if decode is not None and decode.why else cpus
     scaled = f" and scaled to {decode.side} x {decode.side}" if decode.side else ""
-    text = (
+    return (
         f"{rough_text(1 / decode.sample_s)} {decode.format}/s a core, decoded{scaled} ({decode.decoder}), "
         f"so {rough_text(environment.cpus / decode.sample_s)}/s with {cpus}"
     )
-    if decode.failed:
-        why = printable(decode.first_failed)[:60]
-        text += f"; {decode.failed} of {decode.samples} failed ({why})"
-    return text
 
 
 def _machine(environment: Environment) -> str:
@@ -258,7 +257,9 @@ def _advice(name: str, advice: Advice, width: int) -> list[tuple[str, str]]:
 
 # -- page --------------------------------------------------------------------------------------------
 
-_LOADERS: Final = {TORCH: ("torch", "c4"), AHEAD: ("headrace", "c1")}
+_LOADERS: Final = {
+    TORCH: ("torch", "c4"), AHEAD: ("headrace", "c1"), NATIVE: ("headrace, native", "c1"),
+}  # fmt: skip
 
 _TITLES: Final = {
     "": ("What loaders would deliver now", "As things are, with what lies in memory."),
@@ -313,7 +314,7 @@ def _cards(diagnosis: Diagnosis, data: DataSet | None) -> str:
 
 
 def _page_expected(diagnosis: Diagnosis) -> Iterator[str]:
-    """Both loaders, and what the model asks for, in each state of the page cache."""
+    """The loaders, and what the model asks for, in each state of the page cache."""
     unit, workers = unit_of(diagnosis.findings), counted(diagnosis.workers, "worker")
     for when in dict.fromkeys(each.when for each in diagnosis.expected):
         parts: list[Part] = []
@@ -344,7 +345,7 @@ def _page_storage(findings: Findings, data: DataSet) -> Iterator[str]:
     parts = [Part(str(p.depth), p.per_s, f"{rough_text(p.per_s)}/s", "c1") for p in storage.points]
     behind = table(_STORAGE_HEADS, _storage_rows(storage))
     title = "How fast the storage answers, by how many reads at a time"
-    drawn = columns(title, parts, lambda value: f"{rough_text(value)}/s", below="reads at a time")
+    drawn = columns(title, parts, lambda value: f"{value:,.10g}/s", below="reads at a time")
     place = "." if storage.cold else ", from memory: the disk was not asked."
     what = "whole samples" if data.in_place else "blocks"
     yield figure(title, drawn, behind, f"Random reads of {what}{place}")
