@@ -462,9 +462,7 @@ def proof_lines(proof: Proof) -> Iterator[str]:
         padded = any(epoch.padded for loader in proof.loaders for epoch in loader.epochs)
         but = ", but for those that fill last steps" if padded else ""
         if skipped := sum(loader.skipped for loader in proof.loaders):
-            but += (
-                f', but for {counted(skipped, "sample")} that were skipped, as on_error="skip" asks'
-            )
+            but += f", but for {counted(skipped, 'sample')} skipped as on_error='skip' asks"
         yield f"Proved: every {what} came exactly once over all ranks{whole}{but}."
     else:
         yield "Not proved that every sample came exactly once: see above."
