@@ -251,18 +251,19 @@ def test_the_order_of_opens_is_recorded_and_can_be_given(files, report, daemon, 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status"),
+    ("arguments", "status", "words"),
     [
-        (["--root", "{files}", "--", "/none/such"], 127),
-        (["--root", "{files}", "--", "no-such-command-anywhere"], 127),
-        (["--root", "{files}", "--", "{files}/f01.bin"], 126),
-        (["--root", "{files}/none", "--", "true"], 2),
-        (["--simulate-only", "--root", "{files}", "--", "true"], 2),
-        (["--", "true"], 2),
-        (["--no-such-option", "true"], 2),
+        (["--root", "{files}", "--", "/none/such"], 127, "no such file\n  next: "),
+        (["--root", "{files}", "--", "no-such-command-anywhere"], 127, "no such command\n  next: "),
+        (["no-such-command-anywhere"], 127, "no such command\n  next: "),
+        (["--root", "{files}", "--", "{files}/f01.bin"], 126, "not executable"),
+        (["--root", "{files}/none", "--", "true"], 2, "no such folder"),
+        (["--simulate-only", "--root", "{files}", "--", "true"], 2, "--simulate NAME"),
+        (["--", "true"], 2, "--root DIR"),
+        (["--no-such-option", "true"], 2, "--no-such-option"),
     ],
 )
-def test_what_cannot_be_run_says_so(files, report, runtime, arguments, status):
+def test_what_cannot_be_run_says_so(files, report, runtime, arguments, status, words):
     (code, _, err), _ = report(*(a.format(files=files) for a in arguments))
     assert code == status
-    assert err
+    assert words in err.decode()

@@ -130,6 +130,7 @@ def not_started(error: FileNotFoundError | PermissionError) -> int:
     from headrace.posix.launch import NOT_EXECUTABLE, NOT_FOUND
 
     print(f"error: {printable(str(error.filename))}: {error.strerror}", file=sys.stderr)
+    print("  next: Check its name, or give its path; scripts: python SCRIPT.py.", file=sys.stderr)
     return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
 
 

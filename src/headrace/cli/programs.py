@@ -42,12 +42,16 @@ def run(
     quiet: QuietEnd = False,
 ) -> int:
     """Run a program as it is; files that it opens come from memory where they can."""
-    from headrace.posix.launch import ProgramOptions, end_like, launch
+    from headrace.posix.launch import ProgramOptions, end_like, find_program, launch
 
     if simulate_only and simulate is None:
         raise typer.BadParameter("--simulate-only needs --simulate NAME")
     roots = root or _folders_of(command)
     if not roots:
+        try:
+            find_program(command[0])
+        except (FileNotFoundError, PermissionError) as e:
+            return not_started(e)
         raise typer.BadParameter("name the folder whose files are served: --root DIR")
     options = ProgramOptions(
         roots=roots, order=order, seed=seed, record_order=record_order, immutable=immutable,

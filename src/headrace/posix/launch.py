@@ -242,7 +242,10 @@ def launch(command: Sequence[str], options: ProgramOptions) -> RunReport:
     """
     for root in options.roots:
         if not os.path.isdir(root):
-            raise ValueError(f"{root}: no such folder, expected a root whose files are served")
+            raise ValueError(
+                f"{os.path.abspath(root)}: no such folder, expected one whose files are served. Correct "
+                "--root; without it, folders that the program is given are served."
+            )
     program = find_program(command[0])
     report = RunReport(list(command), [os.path.abspath(root) for root in options.roots])
     report.simulated = options.simulate
