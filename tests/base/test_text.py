@@ -10,6 +10,7 @@ from headrace.pages.html import axis_text
     ("form", "pairs"),
     [
         (text.bytes_text, {0: "0 B", 999: "999 B", 1500: "1.5 kB", 1234567: "1.23 MB", 999_700: "1 MB"}),
+        (text.rate_text, {0: "0 MB/s", 47_940_000: "47.9 MB/s", 1_234_567_890: "1,235 MB/s"}),
         (text.binary_text, {512: "512 B", 65536: "64 KiB", 1 << 30: "1 GiB", 1 << 42: "4 TiB"}),
         (text.count_text, {0: "0", 1234567: "1,234,567"}),
         (text.number_text, {0: "0", 12345.6: "12,346", 123.45: "123.5", 1.234: "1.23", 0.01234: "0.0123"}),

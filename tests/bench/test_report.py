@@ -30,6 +30,7 @@ from headrace.bench.report import (
     with_confidence,
 )
 from headrace.bench.results import load_run, load_runs, rank_blocks
+from headrace.cli.bench import _comparison_lines
 from headrace.errors import BenchError
 from headrace.pages.html import safe
 
@@ -295,6 +296,11 @@ def test_changes_are_relative_and_know_which_way_is_worse(tmp_path):
     reported = judge(comparison.values, [condition_of(text, changes=True)
                               for text in ("au < -2%", "au < -11%", "au < 85", "bytes > 1999")])  # fmt: skip
     assert [verdict.holds for verdict in reported] == [True, False, True, True]
+
+
+def test_a_change_that_is_too_small_to_print_has_no_minus(tmp_path):
+    lines = list(_comparison_lines(both(tmp_path, au=89.99999)))
+    assert not [line for line in lines if "-0.00%" in line]
 
 
 def test_throughputs_by_other_formulas_are_computed_anew_or_left_out(tmp_path):

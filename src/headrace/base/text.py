@@ -26,6 +26,12 @@ def bytes_text(count: float) -> str:
     return f"{count:.3g} {_PREFIXES[power]}B"
 
 
+def rate_text(bytes_per_s: float) -> str:
+    """1234567890 -> '1,235 MB/s': rates that stand side by side have one unit."""
+    rate = bytes_per_s / 1e6
+    return f"{rate:,.0f} MB/s" if rate >= 99.95 else f"{rate:.3g} MB/s"
+
+
 def binary_text(power_of_two: int) -> str:
     """65536 -> '64 KiB': for sizes that are powers of two."""
     for unit in ("B", "KiB", "MiB", "GiB"):

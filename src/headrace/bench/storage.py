@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from headrace import _native
-from headrace.base.text import binary_text
+from headrace.base.text import binary_text, rate_text
 from headrace.bench.content import Content
 from headrace.bench.engines.native import extents_reader
 from headrace.bench.metrics import percentiles
@@ -466,7 +466,7 @@ def advice_of(
     more = "; more were not tried" if depth == max(cell.depth for cell in cells) else ""
     deep = f"Keep {depth} reads in flight: {_ENOUGH:.0%} of the best rate takes {depths}{more}."
     block = min(size for size, rate in best.items() if rate >= _ENOUGH * max(best.values()))
-    rates = ", ".join(f"{binary_text(size)} {rate / 1e6:,.0f} MB/s" for size, rate in best.items())
+    rates = ", ".join(f"{binary_text(size)} {rate_text(rate)}" for size, rate in best.items())
     return [
         StorageAdvice("packing", pays, packing),
         StorageAdvice("depth", depth, deep),

@@ -12,7 +12,7 @@ import typer
 from typer import Argument, Option
 
 from headrace.base.files import replace_file
-from headrace.base.text import aligned, binary_text, bytes_of, bytes_text, counted
+from headrace.base.text import aligned, binary_text, bytes_of, counted, rate_text
 from headrace.cli import exit_codes
 from headrace.cli.options import CommandGroup, FullOutput, JsonOutput, QuietOutput
 from headrace.cli.printing import Output
@@ -186,7 +186,7 @@ def _comparison_lines(comparison: RunComparison) -> Iterator[str]:
     cells = [("", "A", "B", "change", "")]
     for row in comparison.rows:
         unit, width = row.measure.unit, row.change_half_width
-        change = "from 0" if row.change is None else f"{row.change:+.2%}"
+        change = "from 0" if row.change is None else f"{row.change:+z.2%}"
         if row.change is not None and width is not None:
             change += f" ± {width:.2%}"
         judgement = {None: "", True: "worse", False: "better"}[row.worse]
@@ -208,7 +208,7 @@ def _verdict_lines(verdicts: Sequence[ConditionResult]) -> Iterator[str]:
         held = "holds" if verdict.holds else "does not hold"
         condition, unit = verdict.condition, verdict.condition.measure.unit
         value = (
-            f"{verdict.value:+.2%}" if condition.change else f"{verdict.value:g} {unit}".rstrip()
+            f"{verdict.value:+z.2%}" if condition.change else f"{verdict.value:g} {unit}".rstrip()
         )
         yield f"{condition.written}{condition.reading}: {held} ({condition.measure.name} {value})"
 
@@ -250,11 +250,11 @@ def _storage_lines(document: dict[str, Any]) -> Iterator[str]:
     past = "past the page cache" if document["direct"] else "through the page cache"
     yield f"{document['path']}: {mount.get('type', '?')} on {mount.get('source', '?')}, {past}"
     for name, rates in document["sequential"].items():
-        rate_text = ", ".join(f"{bytes_text(rate)}/s by {n}" for n, rate in rates.items())
-        yield f"{'sequential ' + name.split('_')[0]:<18} {rate_text} at a time"
+        by_threads = ", ".join(f"{rate_text(rate)} by {n}" for n, rate in rates.items())
+        yield f"{'sequential ' + name.split('_')[0]:<18} {by_threads} at a time"
     by_block: dict[int, list[str]] = {}
     for cell in document["random"]:
-        rate = f"{bytes_text(cell['bytes_per_s'])}/s x{cell['depth']}"
+        rate = f"{rate_text(cell['bytes_per_s'])} x{cell['depth']}"
         by_block.setdefault(cell["block_bytes"], []).append(rate)
     for block, rates in by_block.items():
         yield f"{'random ' + binary_text(block):<18} {', '.join(rates)}"

@@ -16,6 +16,7 @@ from headrace.base.text import (
     duration_text,
     labelled,
     printable,
+    rate_text,
     rough_text,
 )
 from headrace.insight.doctor.advice import unit_of
@@ -171,7 +172,7 @@ def _storage_rows(storage: StorageRates) -> list[tuple[str, ...]]:
     return [
         (
             "one at a time" if point.depth == 1 else f"{point.depth} at a time",
-            f"{rough_text(point.per_s)}/s", f"{bytes_text(point.bytes_per_s)}/s",
+            f"{rough_text(point.per_s)}/s", rate_text(point.bytes_per_s),
             duration_text(point.p50_s), duration_text(point.p99_s),
         )
         for point in storage.points
@@ -362,7 +363,7 @@ def _page_storage(findings: Findings, data: DataSet) -> Iterator[str]:
     parts = [Part(name, per_s, f"{rough_text(per_s)}/s", "c1") for name, per_s, _ in rows]
     behind = table(
         ["what is read", "reads/s", "bytes/s"],
-        [(n, rough_text(r), f"{bytes_text(size)}/s" if size else "-") for n, r, size in rows],
+        [(n, rough_text(r), rate_text(size) if size else "-") for n, r, size in rows],
     )
     title = "What bytes cost, and what opening costs"
     caption = f"{deepest.depth} reads at a time: of files that are open already, 4 kB or whole; "
