@@ -58,7 +58,8 @@ def test_hydra_words_are_understood():
     [
         ("-m", "run the command once for each value"),
         ("--config-name=x", "workload=NAME"),
-        ("++reader.batch_size=3", "did you mean ++workload.reader.batch_size?"),
+        ("++reader.batch_size=3", "did you mean ++workload.reader.batch_size=3?"),
+        ("num_files_train=3", "did you mean ++workload.dataset.num_files_train=3?"),
         ("hydra.launcher=slurm", "only hydra.run.dir"),
         ("unet3d_h100", "expected KEY=VALUE such as workload=unet3d_h100"),
         ("~workload", "needs a workload"),

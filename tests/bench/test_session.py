@@ -14,12 +14,13 @@ import yaml
 from headrace.base.job import Rank
 from headrace.bench import session
 from headrace.bench.compare import measure_named, measured
+from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.iostat import IostatSampler
 from headrace.bench.postprocess import write_postprocessed
 from headrace.bench.ranks import join
 from headrace.bench.results import load_runs
 from headrace.bench.run import SessionOptions
-from headrace.bench.session import run_session
+from headrace.bench.session import notes_of, run_session
 from headrace.bench.staging import stage_files
 from headrace.errors import BenchError, HeadraceError, MissingPackage, SourceError, WorkloadError
 from headrace.io.simulation import Simulation
@@ -274,6 +275,14 @@ def test_what_dlio_runs_is_run_with_a_note(words, tmp_path, overrides, message):
     assert message is None or sum(message in note for note in report.notes) == 1
     steps = json.loads((tmp_path / "out/0_output.json").read_text())["2"]["load"]
     assert sum(map(len, steps.values())) == (2 if "png" in str(overrides) else 8)
+
+
+def test_keys_of_shipped_workloads_that_have_no_effect_are_not_the_users():
+    key = "dataset.record_length_bytes_resize"
+    for overrides, notes in (((), 0), ((f"++workload.{key}=9",), 1)):
+        loaded = load_workload(parse_command_line(["workload=unet3d_a100", *overrides]))
+        assert key in loaded.origins
+        assert len(notes_of(loaded)) == notes
 
 
 def test_checkpoints_of_tensorflow_have_its_files(words, tmp_path):

@@ -122,7 +122,9 @@ def _take(line: CommandLine, word: str) -> None:
             known = "hydra.run.dir and hydra.output_subdir"
             raise ValueError(f"{word!r}: of hydra only {known} have a meaning here")
     elif section != "workload":
-        raise ValueError(f"{word!r}: {key} is no key, did you mean {sign or '++'}workload.{key}?")
+        meant = _meant(key) or key
+        whole = f"{sign or '++'}workload.{meant}" + (f"={value}" if value else "")
+        raise ValueError(f"{word!r}: {key} is no key, did you mean {whole}?")
     elif name:
         line.overrides += (HydraOverride(sign, name, match["value"], redacted(word)),)
     elif sign == "~":
@@ -180,7 +182,11 @@ def read_document(path: Path) -> dict[str, YamlSetting]:
             raw = file.read(_DOCUMENT_BYTES_MAX + 1)
         written = raw.decode()
     except (OSError, UnicodeDecodeError) as e:
-        raise WorkloadError(f"{path} cannot be read: {e}.", path=str(path)) from e
+        why = e.strerror if isinstance(e, OSError) else e
+        raise WorkloadError(
+            f"{path} cannot be read: {why}.", path=str(path),
+            next_step="Check the path; `headrace bench workloads` lists those that are shipped.",
+        ) from e  # fmt: skip
     if len(raw) > _DOCUMENT_BYTES_MAX:
         raise WorkloadError(f"{path} is larger than {_DOCUMENT_BYTES_MAX} bytes.", path=str(path))
     try:
@@ -262,10 +268,12 @@ class LoadedWorkload:
         return f"{self.origins[key]}: {key}" if key in self.origins else f"{self.source}: {key}"
 
 
+SHIPPED: Final = Path(str(files("headrace.bench") / "workloads"))
+
+
 def shipped_workloads() -> list[str]:
     """The names of the workloads that come with headrace."""
-    names = [file.name for file in (files("headrace.bench") / "workloads").iterdir()]
-    return sorted(n.removesuffix(".yaml") for n in names if n.endswith(".yaml"))
+    return sorted(file.stem for file in SHIPPED.glob("*.yaml"))
 
 
 def load_workload(line: CommandLine) -> LoadedWorkload:
@@ -296,8 +304,7 @@ def load_workload(line: CommandLine) -> LoadedWorkload:
 def _find(name: str, config_dir: str | None) -> Path:
     if name.endswith((".yaml", ".yml")):
         return Path(name)
-    shipped = Path(str(files("headrace.bench") / "workloads"))
-    places = [shipped]
+    places = [SHIPPED]
     if config_dir is not None:
         own = Path(config_dir)
         if not own.is_dir():
@@ -309,7 +316,9 @@ def _find(name: str, config_dir: str | None) -> Path:
     known = {file.stem for place in places if place.is_dir() for file in place.glob("*.yaml")}
     meant = [f" Did you mean {m}?" for m in difflib.get_close_matches(name, known, 1)]
     raise WorkloadError(
-        f"there is no workload {name!r} in {', '.join(map(str, places))}.{''.join(meant)}",
+        f"there is no workload {name!r}"
+        + ("" if config_dir is None else f" in {places[0]}, nor among those that are shipped")
+        + f".{''.join(meant)}",
         next_step="`headrace bench workloads` lists those that are shipped.",
     )
 
@@ -470,9 +479,15 @@ def closest_key(name: str) -> str:
     """That a key is not known, and which one was meant."""
     if name.partition(".")[0] in ("defaults", "hydra"):
         return f"{name}: files are not composed of others here; write all keys into one"
-    known = [*KEYS, *ALIASES, *(name.partition(".")[0] for name in KEYS)]
-    meant = difflib.get_close_matches(name, known, 1)
-    return f"{name} is not known" + (f"; did you mean {meant[0]}?" if meant else "")
+    meant = _meant(name)
+    return f"{name} is not known" + (f"; did you mean {meant}?" if meant else "")
+
+
+def _meant(name: str) -> str:
+    """The key that is most like a name, which may lack its section; '': none."""
+    last = [key for key in KEYS if key.rpartition(".")[2] == name]
+    known = [*KEYS, *ALIASES, *(key.partition(".")[0] for key in KEYS)]
+    return next(iter(difflib.get_close_matches(name, last or known, 1, 0.0 if last else 0.6)), "")
 
 
 def queried(line: CommandLine) -> Any:

@@ -329,7 +329,7 @@ def cached_share(
     return max(0.0, 1 - counted)
 
 
-def verdict_of(  # noqa: PLR0917 - all that is known
+def verdict_of(  # noqa: PLR0911, PLR0917 - all that is known
     au: float, ceiling_au: float | None, shares: TimeShares, late_p99_s: float, step_s: float,
     accelerators: int = 1, cached: float | None = None,
 ) -> BoundVerdict:  # fmt: skip
@@ -340,6 +340,9 @@ def verdict_of(  # noqa: PLR0917 - all that is known
         source, instead = "page cache", f": {cached:.0%} of the bytes came from there{_NOT_COLD}"
     lost, wait, harness = 100 - au, shares.of("wait"), shares.of("harness")
     barrier = shares.of("barrier")
+    if not shares.total_s:
+        reason = "no step counts (the first of an epoch does not): take more steps or epochs"
+        return BoundVerdict("harness", f"{reason}; nothing is known of the storage")
     if lost <= _LOSS_LEAST:
         return BoundVerdict("compute", f"AU is {au:.2f} %: the {source} keeps up{instead}")
     if step_s > 0 and late_p99_s > 0.05 * step_s and late_p99_s > 0.001:

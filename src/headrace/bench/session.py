@@ -25,7 +25,7 @@ from headrace.bench.checkpoints import (
     writer_name,
 )
 from headrace.bench.compare import MEASURES, value_of
-from headrace.bench.config import load_workload, parse_command_line
+from headrace.bench.config import SHIPPED, load_workload, parse_command_line
 from headrace.bench.dataset_files import AT_REST_S, check_files, find_files, generate
 from headrace.bench.engines import engine_name
 from headrace.bench.iostat import sampled
@@ -159,7 +159,7 @@ _TFRECORD_ONLY: Final = ("reader.shuffle_size", "reader.transfer_size")
 
 
 def notes_of(loaded: LoadedWorkload) -> list[str]:
-    """A line for each key that was given and has no effect."""
+    """A line for each key that the user gave, not a shipped workload, and that has no effect."""
     does = loaded.workload.workflow
     unused: dict[str, str] = {}
     if does.train and does.checkpoint:
@@ -181,7 +181,8 @@ def notes_of(loaded: LoadedWorkload) -> list[str]:
         unused |= dict.fromkeys(
             ("profiling.profiler", "profiling.iostat_devices"), " without workflow.profiling"
         )
-    reasons = {name: unused.get(name) or _why_unused(loaded, name) for name in loaded.origins}
+    own = [name for name, where in loaded.origins.items() if not where.startswith(f"{SHIPPED}/")]
+    reasons = {name: unused.get(name) or _why_unused(loaded, name) for name in own}
     notes = [f"{loaded.at(name)} has no effect{why}" for name, why in reasons.items() if why]
     return notes + list(_deviations(loaded))
 
