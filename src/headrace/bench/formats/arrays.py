@@ -558,7 +558,7 @@ class _Png(_Image):
         for first in range(0, height, rows):
             lines = np.zeros((min(rows, height - first), width + 1), np.uint8)  # 0: no filter
             lines[:, 1:] = stream.take(lines.size - len(lines)).reshape(len(lines), width)
-            out.write(_png_chunk(b"IDAT", stored.compress(lines)))
+            out.write(_png_chunk(b"IDAT", stored.compress(lines.tobytes())))
         out.write(_png_chunk(b"IDAT", stored.flush()) + _png_chunk(b"IEND", b""))
 
 
