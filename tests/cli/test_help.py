@@ -1,6 +1,7 @@
 """What `headrace --help` shows: the commands that people use, by what they are for; each help has examples."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -52,6 +53,14 @@ def test_each_help_ends_with_examples_that_parse(words, command):
         given = [word for word in shlex.split(example) if word[0] != ">"]
         assert given[:1] + given[1 : 1 + len(words.split())] == ["headrace", *words.split()]
         command.make_context(words, given[1 + len(words.split()) :])
+
+
+@pytest.mark.parametrize("words", LEAVES, ids=LEAVES)
+def test_each_help_says_what_a_word_stands_for_and_defaults_in_one_way(run, words):
+    shown = run(*words.split(), "--help").out
+    assert not re.search(r"<[a-z]|[(. ]Default[: ]|; default|x>=|\(default", shown)
+    usage = " ".join(shown.partition("\n\n")[0].split()).partition("[OPTIONS]")[2]
+    assert usage == usage.upper() or words == "launch"  # SCRIPT.py
 
 
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["--all"], ["--version"], []])

@@ -69,6 +69,16 @@ def test_ls_selects(run, packed_photos, arguments, count):
     assert len(samples) == count
 
 
+def test_ls_says_that_nothing_matched_and_what_there_is(run, packed_photos):
+    ended = run("ls", packed_photos, "birds/*")
+    assert (ended.code, ended.out) == (0, "")
+    assert ended.err.startswith(
+        f"no sample of {packed_photos} matches 'birds/*'. It has 36 samples: cats/"
+    )
+    assert ended.err.endswith("; classes: cats, dogs, owls\n")
+    assert run("ls", packed_photos, "cats/*", "--limit", "0").err == ""
+
+
 def test_ls_across_segments_and_parts(run, own_store, tmp_path):
     hr.append([{"name": "a", "data": b"12"}, {"name": "b", "data": b"3456"}], own_store)
     samples = run("ls", own_store, "--json").document["samples"]

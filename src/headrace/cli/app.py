@@ -20,7 +20,7 @@ from typer import Option
 from typer.core import TyperGroup
 
 from headrace.cli import exit_codes
-from headrace.cli.options import expanded
+from headrace.cli.options import Command, expanded
 
 _HELP = """Feeds deep-learning training: every sample, in exact random order, at the storage's speed.
 
@@ -250,7 +250,9 @@ def app_for(words: Sequence[str] | None = None) -> typer.Typer:
             continue
         settings = {"allow_interspersed_args": False} if name in _LAUNCHERS else None
         command = getattr(module, name.replace("-", "_"))
-        app.command(name, context_settings=settings, epilog=_epilog(name))(expanded(command))
+        app.command(name, cls=Command, context_settings=settings, epilog=_epilog(name))(
+            expanded(command)
+        )
     return app
 
 

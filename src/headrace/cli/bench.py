@@ -99,7 +99,7 @@ def compare(
     fail_if: list[str] | None = Option(
         None,
         metavar="CONDITION",
-        help="Exit with 1 if it holds: 'au < -2%' of the change, 'au < 90' of B; repeat.",
+        help="Exit with 1 if it holds: 'au < -2%' of the change, 'au < 90' of B.",
     ),
     html: str | None = Option(None, metavar="FILE", help="Of recorded jobs: a page of the curves."),
     svg: str | None = Option(None, metavar="FILE", help="Likewise, a picture."),
@@ -225,9 +225,11 @@ def storage(
     path: str = Argument(..., help="A folder of the mount.", metavar="PATH"),
     *,
     size: str = Option(
-        "256M", metavar="BYTES", help="Of the large file; twice as much must be free."
+        "256M", metavar="SIZE", help="Of the large file; twice as much must be free."
     ),
-    seconds: float = Option(0.3, min=0.001, help="Of each measurement of reading, at most about."),
+    seconds: float = Option(
+        0.3, min=0.001, help="Of each measurement of reading, at most about.", metavar="SECONDS"
+    ),
     files: int = Option(500, min=1, help="Small files to make and read."),
     output: QuietOutput,
 ) -> int:
@@ -293,7 +295,7 @@ def sweep(
     *,
     accelerators: str = Option("1..64", metavar="LEAST..MOST", help="Emulated in this process."),
     until: str = Option("au<0.9", metavar="CONDITION", help="What holds when they are too many."),
-    engine: str | None = Option(None, help="What reads, as of `run`."),
+    engine: str | None = Option(None, help="What reads, as of `run`.", metavar="NAME"),
     cold: bool = Option(
         False, "--cold", help="Put the data out of the page cache before each run."
     ),
@@ -407,10 +409,15 @@ def run(
     ),
     accelerators: int = Option(1, "--accelerators", "-n", min=1, help="Emulated in this process."),
     engine: str | None = Option(
-        None, help="What reads: headrace, torch, tensorflow, null or custom:MODULE:CLASS."
+        None,
+        help="What reads: headrace, torch, tensorflow, null or custom:MODULE:CLASS.",
+        metavar="NAME",
     ),
     writer: str | None = Option(
-        None, "--checkpoint-writer", help="plain, fsync (as checkpoint.fsync), direct or headrace."
+        None,
+        "--checkpoint-writer",
+        help="plain, fsync (as checkpoint.fsync), direct or headrace.",
+        metavar="NAME",
     ),
     cold: bool = Option(
         False, "--cold", help="Put the data out of the page cache before; verified."
@@ -423,7 +430,9 @@ def run(
         None, metavar="DIR", help="Copy the data to DIR, read them there, remove them at the end."
     ),
     formula: str = Option(
-        "mlcommons", help="Throughput in summary.json: mlcommons, or upstream's (steps - 2)."
+        "mlcommons",
+        help="Throughput in summary.json: mlcommons, or upstream's (steps - 2).",
+        metavar="NAME",
     ),
     simulate: _Simulate = None,
     output: FullOutput,

@@ -33,7 +33,8 @@ Where = Annotated[
     Option(
         "--executor",
         metavar="NAME",
-        help="slurm, ray, kubernetes or local. Default: slurm where sbatch is; ray by RAY_API_SERVER_ADDRESS.",
+        help="slurm, ray, kubernetes or local.",
+        show_default="slurm where sbatch is; ray by RAY_API_SERVER_ADDRESS",
     ),
 ]
 
@@ -52,7 +53,9 @@ def _asking(*without: str) -> Group:
     dry_run = Option(
         "--dry-run", help="Print what would be submitted, byte for byte; submit nothing."
     )
-    site = Option("--site", help="The site's file, as `headrace cluster init` writes it.")
+    site = Option(
+        "--site", metavar="FILE", help="The site's file, as `headrace cluster init` writes it."
+    )
     return Group(
         _asked, **asks, dry_run=Annotated[bool, dry_run], executor=Where,
         site=Annotated[Path | None, site], source=From,
@@ -78,7 +81,7 @@ cluster_app = CommandGroup("Run training on a Slurm cluster, or here in the same
 @cluster_app.command("run", context_settings=_OURS_END)
 def cluster_run(
     command: list[str] | None = Argument(
-        None, metavar="[COMMAND ...]", help="Default: a shell.", show_default=False
+        None, metavar="[COMMAND ...]", help="What to run.", show_default="a shell"
     ),
     *,
     asked: Annotated[Any, _asking(*NOT_IN_THE_FOREGROUND)],
@@ -118,13 +121,23 @@ Texts = list[str] | None
 @cluster_app.command("queue")
 def queue(
     *,
-    user: Texts = Option(None, "--user", "-u", help="Only this user's jobs; `me`: mine."),
-    node: Texts = Option(None, "--node", "-n", help="Only these nodes: gpu[01-04]."),
-    partition: Texts = Option(None, "--partition", "-p", help="Only this partition."),
-    watch: float | None = Option(None, "--watch", "-w", help="Look again every so many seconds."),
+    user: Texts = Option(
+        None, "--user", "-u", help="Only this user's jobs; `me`: mine.", metavar="USER"
+    ),
+    node: Texts = Option(
+        None, "--node", "-n", help="Only these nodes: gpu[01-04].", metavar="NODES"
+    ),
+    partition: Texts = Option(
+        None, "--partition", "-p", help="Only this partition.", metavar="NAME"
+    ),
+    watch: float | None = Option(
+        None, "--watch", "-w", help="Look again every so many seconds.", metavar="SECONDS"
+    ),
     rows: int = Option(20, "--rows", help="At most so many lines of each kind."),
     everything: bool = Option(False, "--all", help="All lines."),
-    save: Path | None = Option(None, "--save", help="Keep what was seen, for --from."),
+    save: Path | None = Option(
+        None, "--save", help="Keep what was seen, for --from.", metavar="FILE"
+    ),
     executor: Where = None,
     source: From = None,
     output: JsonOutput,
@@ -159,7 +172,7 @@ Jobs = Annotated[
 @cluster_app.command("status")
 def cluster_status(
     jobs: list[str] | None = Argument(
-        None, metavar="[JOB]...", help="Default: all of yours that are known.", show_default=False
+        None, metavar="[JOB]...", help="Their numbers.", show_default="all of yours that are known"
     ),
     *,
     everything: bool = Option(False, "--all", help="A line for each task of an array."),
@@ -212,7 +225,7 @@ def cluster_wait(
     jobs: Jobs,
     *,
     timeout_s: float | None = Option(
-        None, min=0.0, help="At most so many seconds. [default: for ever]"
+        None, min=0.0, help="At most so many seconds.", show_default="for ever", metavar="SECONDS"
     ),
     runs_on: RunsOn,
     output: QuietOutput,
@@ -299,7 +312,12 @@ def _status_document(status: JobStatus) -> dict[str, Any]:
 def cluster_init(
     *,
     out: Path | None = Option(
-        None, "--out", "-o", help="Default: ~/.config/headrace/site.yaml; - for standard output."
+        None,
+        "--out",
+        "-o",
+        show_default="~/.config/headrace/site.yaml",
+        help="Where to write; - for standard output.",
+        metavar="FILE",
     ),
     ondemand: Path | None = Option(
         None, metavar="DIR", help="Write apps for Open OnDemand there, and no site's file."

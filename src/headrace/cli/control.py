@@ -29,16 +29,21 @@ def control_start(
     *,
     foreground: Foreground = False,
     listen: list[str] | None = Option(
-        None, help="unix:PATH or tcp:HOST:PORT, beside its own socket. May come again."
+        None, metavar="ADDRESS", help="unix:PATH or tcp:HOST:PORT, beside its own socket."
     ),
-    token_file: Path | None = Option(None, help="Tokens that are good over TCP, one a line."),
-    tls_cert: Path | None = Option(None, help="Certificate, for TCP."),
-    tls_key: Path | None = Option(None, help="Its key."),
+    token_file: Path | None = Option(
+        None, help="Tokens that are good over TCP, one a line.", metavar="FILE"
+    ),
+    tls_cert: Path | None = Option(None, help="Certificate, for TCP.", metavar="FILE"),
+    tls_key: Path | None = Option(None, help="Its key.", metavar="FILE"),
     tls_ca: Path | None = Option(
-        None, help="Whoever connects shows a certificate of this authority."
+        None, help="Whoever connects shows a certificate of this authority.", metavar="FILE"
     ),
     db: Path | None = Option(
-        None, help="SQLite file. Default: $XDG_STATE_HOME/headrace/control.db."
+        None,
+        help="SQLite file.",
+        show_default="$XDG_STATE_HOME/headrace/control.db",
+        metavar="FILE",
     ),
     metrics: str | None = Option(
         None, metavar="[HOST:]PORT", help="Serve Prometheus there (9465)."
@@ -133,13 +138,19 @@ ControllerClient = Annotated[
         controller=Annotated[
             str | None,
             Option(
-                help="unix:PATH, http://HOST:PORT or https://HOST:PORT. Default: this user's own."
+                help="unix:PATH, http://HOST:PORT or https://HOST:PORT.",
+                show_default="this user's own",
+                metavar="ADDRESS",
             ),
         ],
-        token_file=Annotated[Path | None, Option(help="Holds the token for TCP.")],
-        tls_ca=Annotated[Path | None, Option("--tls-ca", help="Authority of the controller.")],
-        tls_cert=Annotated[Path | None, Option("--tls-cert", help="Own certificate.")],
-        tls_key=Annotated[Path | None, Option("--tls-key", help="Its key.")],
+        token_file=Annotated[Path | None, Option(help="Holds the token for TCP.", metavar="FILE")],
+        tls_ca=Annotated[
+            Path | None, Option("--tls-ca", help="Authority of the controller.", metavar="FILE")
+        ],
+        tls_cert=Annotated[
+            Path | None, Option("--tls-cert", help="Own certificate.", metavar="FILE")
+        ],
+        tls_key=Annotated[Path | None, Option("--tls-key", help="Its key.", metavar="FILE")],
     ),
 ]
 Document = Annotated[Path, Argument(help="YAML file; - for standard input.")]

@@ -89,20 +89,32 @@ def node_start(
     context: typer.Context,
     *,
     foreground: Foreground = False,
-    ram: str | None = Option(None, help="Memory for samples (8G). Default: half of what is free."),
-    job_ram: str | None = Option(None, help="The same for one job. Default: all."),
-    window: str = Option("256M", help="Batches that one client may hold."),
-    job_window: str = Option("1G", help="The same for one job."),
-    cache_dir: str | None = Option(None, help="Folder on a local disk to keep samples in."),
-    cache: str | None = Option(None, help="Quota of that folder."),
-    simulate: str | None = Option(None, help="Slow storage to simulate: lustre, nfs, s3, hdd."),
-    controller: str | None = Option(
-        None, help="Says what jobs may take: own (this user's), unix:PATH, http(s)://HOST:PORT."
+    ram: str | None = Option(
+        None, help="Memory for samples (8G).", show_default="half of what is free", metavar="SIZE"
     ),
-    controller_token_file: Path | None = Option(None, help="Holds the token for it."),
-    controller_ca: Path | None = Option(None, help="Authority of its certificate."),
-    controller_cert: Path | None = Option(None, help="Own certificate."),
-    controller_key: Path | None = Option(None, help="Its key."),
+    job_ram: str | None = Option(
+        None, help="The same for one job.", show_default="all", metavar="SIZE"
+    ),
+    window: str = Option("256M", help="Batches that one client may hold.", metavar="SIZE"),
+    job_window: str = Option("1G", help="The same for one job.", metavar="SIZE"),
+    cache_dir: str | None = Option(
+        None, help="Folder on a local disk to keep samples in.", metavar="DIR"
+    ),
+    cache: str | None = Option(None, help="Quota of that folder.", metavar="SIZE"),
+    simulate: str | None = Option(
+        None, help="Slow storage to simulate: lustre, nfs, s3, hdd.", metavar="NAME"
+    ),
+    controller: str | None = Option(
+        None,
+        help="Says what jobs may take: own (this user's), unix:PATH, http(s)://HOST:PORT.",
+        metavar="ADDRESS",
+    ),
+    controller_token_file: Path | None = Option(
+        None, help="Holds the token for it.", metavar="FILE"
+    ),
+    controller_ca: Path | None = Option(None, help="Authority of its certificate.", metavar="FILE"),
+    controller_cert: Path | None = Option(None, help="Own certificate.", metavar="FILE"),
+    controller_key: Path | None = Option(None, help="Its key.", metavar="FILE"),
     metrics: str | None = Option(
         None, metavar="[HOST:]PORT", help="Serve Prometheus there (9464)."
     ),
@@ -265,7 +277,7 @@ def agent(context: typer.Context) -> None:
         process.run(process.folder_of(options.job), options)
 
 
-Job = Annotated[str, Option("--job", help="The agent of this job alone.")]
+Job = Annotated[str, Option("--job", metavar="JOB", help="The agent of this job alone.")]
 Site = Annotated[
     bool, Option("--site", help="For all users: listen where everybody can. For root.")
 ]
@@ -277,7 +289,10 @@ def agent_start(
     *,
     foreground: Foreground = False,
     history: Path | None = Option(
-        None, help="Folder of history files. Default: $HEADRACE_HISTORY, or of the user."
+        None,
+        help="Folder of history files.",
+        show_default="$HEADRACE_HISTORY, or of the user",
+        metavar="DIR",
     ),
     no_history: bool = Option(False, "--no-history", help="Keep none: Prometheus does."),
     job: Job = "",
@@ -286,10 +301,12 @@ def agent_start(
         None, metavar="[HOST:]PORT", help="Serve Prometheus there (9466)."
     ),
     interval: float = Option(
-        5.0, help="Seconds between looks while jobs run; more where looks cost much."
+        5.0,
+        help="Seconds between looks while jobs run; more where looks cost much.",
+        metavar="SECONDS",
     ),
-    keep_days: float = Option(30.0, help="How long the history goes back."),
-    keep_bytes: str = Option("256M", help="How large its file may become."),
+    keep_days: float = Option(30.0, help="How long the history goes back.", metavar="DAYS"),
+    keep_bytes: str = Option("256M", help="How large its file may become.", metavar="SIZE"),
     output: JsonOutput,
 ) -> None:
     """Start the agent, in the background if not told otherwise."""

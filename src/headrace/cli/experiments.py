@@ -41,13 +41,17 @@ def doctor(
     *,
     batch: int = Option(256, "--batch", "-b", min=1, help="Samples of a training step."),
     step_ms: float | None = Option(
-        None, min=0.001, help="What a training step takes, if there are always data."
+        None, min=0.001, help="What a training step takes, if there are always data.", metavar="MS"
     ),
     workers: int | None = Option(
-        None, min=0, max=1024, help="num_workers; default: as many as CPUs, up to 8."
+        None, min=0, max=1024, help="num_workers.", show_default="as many as CPUs, up to 8"
     ),
-    seconds: float = Option(15.0, min=0.2, max=3600, help="About how long it may take."),
-    ext: str | None = Option(None, help="Folders: only files that end so, as 'jpg,png'."),
+    seconds: float = Option(
+        15.0, min=0.2, max=3600, help="About how long it may take.", metavar="SECONDS"
+    ),
+    ext: str | None = Option(
+        None, help="Folders: only files that end so, as 'jpg,png'.", metavar="ENDINGS"
+    ),
     html: str | None = Option(
         None, "--html", metavar="FILE", help="Write one HTML file that works offline."
     ),
@@ -118,9 +122,11 @@ def ab(
     command: list[str] = Argument(..., metavar="COMMAND [ARGUMENT]...", help="What to run."),
     *,
     repeat: int | None = Option(
-        None, "--repeat", "-n", metavar="N", help="Pairs of runs. Default: 6."
+        None, "--repeat", "-n", metavar="N", help="Pairs of runs.", show_default="6"
     ),
-    seconds: float | None = Option(None, metavar="S", help="As many pairs as fit into so long."),
+    seconds: float | None = Option(
+        None, metavar="SECONDS", help="As many pairs as fit into so long."
+    ),
     cold: bool = Option(
         True, "--cold/--warm", help="What it reads is out of memory before each run, or in it."
     ),
@@ -135,7 +141,7 @@ def ab(
         False, "--with-order", help="Tell headrace the order that the first run had."
     ),
     root: list[str] | None = Option(
-        None, metavar="DIR", help="Folder whose files are served. Default: found."
+        None, metavar="DIR", help="Folder whose files are served.", show_default="found"
     ),
     compare: str | None = Option(
         None, metavar="REGEX", help="Lines of its output that must be the same."
@@ -143,10 +149,12 @@ def ab(
     compare_file: list[str] | None = Option(
         None, metavar="FILE", help="A file that it writes, which must be the same."
     ),
-    limit: float = Option(3600.0, metavar="S", help="A run that takes longer is ended."),
-    stdin: str | None = Option(None, metavar="FILE", help="Its standard input. Default: empty."),
+    limit: float = Option(3600.0, metavar="SECONDS", help="A run that takes longer is ended."),
+    stdin: str | None = Option(
+        None, metavar="FILE", help="Its standard input.", show_default="empty"
+    ),
     simulate: SimulateOption = None,
-    seed: int = Option(0, help="Of the order in which the sides take turns."),
+    seed: int = Option(0, help="Of the order in which the sides take turns.", metavar="SEED"),
     output: QuietOutput,
 ) -> int:
     """Run a command with and without headrace in turn; say how much faster it is, and how sure that is."""
@@ -229,18 +237,20 @@ def whatif(
         None,
         metavar="NAME|FILE.json",
         help="ssd, hdd, lustre, nfs, s3, memory, recorded, or what `headrace doctor --json` or "
-        "`headrace bench storage --json` measured. May be given several times.",
+        "`headrace bench storage --json` measured.",
     ),
     nodes: int = Option(1, min=1, help="With as many training processes each."),
     batch: int | None = Option(None, min=1, help="Of a training process."),
-    gpu_speed: str = Option("1x", metavar="2x", help="How much faster a step computes."),
+    gpu_speed: str = Option("1x", metavar="FACTOR", help="How much faster a step computes."),
     latency: str = Option(
-        "1x", metavar="3x", help="How much longer the storage takes: a busy one."
+        "1x", metavar="FACTOR", help="How much longer the storage takes: a busy one."
     ),
     workers: int | None = Option(None, min=0, help="Of each training process."),
     processors: int | None = Option(None, min=1, help="Of a node."),
     loader: str | None = Option(
-        None, help="torch: workers that read one by one; headrace: its reader. As recorded."
+        None,
+        help="torch: workers that read one by one; headrace: its reader. As recorded.",
+        metavar="NAME",
     ),
     reads_in_flight: int = Option(
         16, min=1, help="Of headrace's reader, for each training process."
@@ -252,7 +262,7 @@ def whatif(
     shared: bool | None = Option(
         None, "--shared/--local", help="All nodes have one storage, or each its own."
     ),
-    seed: int = Option(0, help="Of the draws."),
+    seed: int = Option(0, help="Of the draws.", metavar="SEED"),
     output: QuietOutput,
 ) -> int:
     """Predict how long a job's steps take, and how much of that is waiting for data, elsewhere.

@@ -65,7 +65,7 @@ def config(
 def init(
     name: Path | None = Argument(None, help="The project's folder; it must not exist."),
     *,
-    recipe: str = Option("ddp", help="What it is made from; see --list."),
+    recipe: str = Option("ddp", help="What it is made from; see --list.", metavar="NAME"),
     list_recipes: bool = Option(False, "--list", help="Show the recipes."),
     output: QuietOutput,
 ) -> None:
@@ -96,10 +96,13 @@ def init(
 def demo(
     *,
     data: Path | None = Option(
-        None, help="Folder of images, a folder per class. [default: Debian's clip art]"
+        None,
+        help="Folder of images, a folder per class.",
+        show_default="Debian's clip art",
+        metavar="DIR",
     ),
     epochs: int = Option(3, min=2, help="Epochs to train."),
-    out: Path = Option(Path("build/demo"), help="Where stores and checkpoints go."),
+    out: Path = Option(Path("build/demo"), help="Where stores and checkpoints go.", metavar="DIR"),
     output: JsonOutput,
 ) -> int:
     """Pack real images, train on them, interrupt, resume, and compare with PyTorch's DataLoader."""
@@ -116,7 +119,10 @@ def _group() -> None:
     pass
 
 
-_Target = Annotated[str | None, Option("--output", "-o", metavar="FILE", help="Default: stdout.")]
+_Target = Annotated[
+    str | None,
+    Option("--output", "-o", metavar="FILE", help="Where to write.", show_default="stdout"),
+]
 
 
 @grafana_app.command("export")

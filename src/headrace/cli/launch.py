@@ -145,24 +145,29 @@ def scaling(
         None, metavar="[-- ARGUMENT...]", help="Of the batch script, after `--`."
     ),
     *,
-    project: Path = Option(Path(), help="The project's folder."),
-    script: str = Option("job.sh", help="Its batch script."),
-    ranks: str = Option("1,2,4,8", help="Sizes, separated by commas."),
+    project: Path = Option(Path(), help="The project's folder.", metavar="DIR"),
+    script: str = Option("job.sh", help="Its batch script.", metavar="FILE"),
+    ranks: str = Option("1,2,4,8", help="Sizes, separated by commas.", metavar="N,N,..."),
     ranks_per_node: int | None = Option(
-        None, min=1, help="At most, on one node. [default: 4; here, all of them]"
+        None, min=1, help="At most, on one node.", show_default="4; here, all of them"
     ),
     gpus: bool = Option(False, "--gpus", help="Ask for a GPU for each rank."),
     executor: str | None = Option(
-        None, help="slurm, ray or local. [default: slurm where sbatch is]"
+        None, help="slurm, ray or local.", show_default="slurm where sbatch is", metavar="NAME"
     ),
     option: list[str] | None = Option(
-        None, "--sbatch", help="More of sbatch's options: --sbatch=--partition=gpu."
+        None,
+        "--sbatch",
+        help="More of sbatch's options: --sbatch=--partition=gpu.",
+        metavar="OPTION",
     ),
     tolerance: float = Option(1.0, min=0.0, max=100.0, help="Points that accuracy may fall."),
     timeout_s: float | None = Option(
-        None, min=1.0, help="Wait for each job so long. [default: for ever]"
+        None, min=1.0, help="Wait for each job so long.", show_default="for ever", metavar="SECONDS"
     ),
-    out: Path = Option(Path("scaling"), help="A new folder: scaling.json, scaling.txt, logs."),
+    out: Path = Option(
+        Path("scaling"), help="A new folder: scaling.json, scaling.txt, logs.", metavar="DIR"
+    ),
     output: QuietOutput,
 ) -> int:
     """Run a project on 1, 2, 4, 8 ranks, one job after the other, and put them beside each other.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from typer import Option
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from headrace.base.text import printable
 from headrace.cli.printing import Output
@@ -80,7 +80,88 @@ def expanded(command: Callable[..., Any]) -> Callable[..., Any]:
     return flat
 
 
-class _WholeLines(TyperGroup):
+class _Help:
+    """Help that says what each word stands for (`DIR`, `N`), and each default in one way."""
+
+    params: list[Any]
+    get_params: Callable[..., list[Any]]
+    options_metavar: str | None
+
+    def __init__(self, *words: Any, **given: Any) -> None:
+        super().__init__(*words, **given)
+        for each in self.params:
+            if each.metavar is None and not getattr(each, "is_flag", False):
+                number = each.type_descriptor.annotation in (int, float)
+                each.metavar = "N" if number else each.name.upper()
+            if each.nargs == -1 and "..." not in each.metavar:
+                each.metavar += "..."
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """`[OPTIONS] STORE [PATTERN]`."""
+        del ctx
+        words = [each.metavar for each in self._arguments() if each.required]
+        words += [_optional(each.metavar) for each in self._arguments() if not each.required]
+        group = [self.subcommand_metavar] if isinstance(self, TyperGroup) else []
+        return [self.options_metavar or "", *words, *group]
+
+    def _arguments(self) -> list[Any]:
+        return [each for each in self.params if each.param_type_name == "argument"]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Writes what stands for itself, then options; of a group its commands, too."""
+        rows = [(each.metavar, _about(each)) for each in self._arguments()]
+        if rows:
+            with formatter.section("Arguments"):
+                formatter.write_dl(rows)
+        with formatter.section("Options"):
+            options = [o for o in self.get_params(ctx) if o not in self._arguments()]
+            formatter.write_dl([(_flags(o), _about(o)) for o in options if not o.hidden])
+        if isinstance(self, TyperGroup):
+            self.format_commands(ctx, formatter)
+
+
+def _optional(words: str) -> str:
+    return words if words.startswith("[") else f"[{words}]"
+
+
+def _flags(option: Any) -> str:
+    """`-n, --limit N`; of a pair `--tune / --no-tune`."""
+    flags = [", ".join(sorted(each, key=len)) for each in (option.opts, option.secondary_opts)]
+    metavar = "" if option.is_flag or option.count else f" {option.metavar}"
+    return " / ".join(filter(None, flags)) + metavar
+
+
+def _about(parameter: Any) -> str:
+    """What it is, and in brackets what holds without it and what it may be."""
+    default, shown = parameter.default, parameter.show_default
+    if isinstance(shown, bool) and getattr(parameter, "is_flag", False):
+        pair = parameter.opts if default else parameter.secondary_opts
+        shown = pair[0].lstrip("-") if parameter.secondary_opts else ""
+    elif isinstance(shown, bool):
+        shown = "" if not shown or default in (None, "", []) or parameter.required else default
+    least, most = getattr(parameter, "min", None), getattr(parameter, "max", None)
+    limits = f"at least {least:g}" if least is not None else ""
+    limits = f"{least:g} to {most:g}" if most is not None else limits
+    notes = [
+        f"default: {shown:g}"
+        if isinstance(shown, float)
+        else f"default: {shown}"
+        if shown != ""
+        else "",
+        limits,
+        "may be repeated" if parameter.multiple else "",
+        "required" if parameter.required and parameter.param_type_name == "option" else "",
+    ]
+    return " ".join(
+        filter(None, (parameter.help, f"[{'; '.join(filter(None, notes))}]".replace("[]", "")))
+    )
+
+
+class Command(_Help, TyperCommand):
+    """A command that does something."""
+
+
+class _WholeLines(_Help, TyperGroup):
     """Says of each command all of its first line: typer cuts it to fit the terminal's."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -99,7 +180,7 @@ class CommandGroup(typer.Typer):
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[..., Any]:
         """Adds a command whose parameters may be groups."""
-        register = super().command(name, **settings)
+        register = super().command(name, cls=Command, **settings)
 
         def add(function: Callable[..., Any]) -> Callable[..., Any]:
             register(expanded(function))
@@ -182,7 +263,7 @@ StorageOptions = Annotated[
             Option(
                 "--storage-option",
                 "-O",
-                help="URLs: KEY=VALUE for the object store (endpoint, region, skip_signature, ...); repeat. "
+                help="URLs: KEY=VALUE for the object store (endpoint, region, skip_signature, ...). "
                 "Secrets belong into the environment (AWS_SECRET_ACCESS_KEY, ...).",
                 metavar="KEY=VALUE",
             ),
@@ -195,8 +276,7 @@ TrustOptions = Annotated[
     list[str] | None,
     Option(
         "--trust",
-        help="A folder, file or URL that a store made elsewhere may read, once and from now on; "
-        "may be repeated.",
+        help="A folder, file or URL that a store made elsewhere may read, once and from now on.",
         metavar="PLACE",
     ),
 ]

@@ -42,7 +42,8 @@ _READING: dict[str, Any] = {
         bool, Option("--restart", help="Drop what an interrupted run left, do not resume.")
     ],
     "extensions": Annotated[
-        str | None, Option("--ext", help="Folders: only files that end so, as 'jpg,png'.")
+        str | None,
+        Option("--ext", help="Folders: only files that end so, as 'jpg,png'.", metavar="ENDINGS"),
     ],
     "skip_errors": Annotated[
         bool, Option("--skip-errors", help="Leave out what cannot be read, list it, exit with 1.")
@@ -55,12 +56,17 @@ _READING: dict[str, Any] = {
         list[str] | None,
         Option(
             "--column",
-            help="HDF5, Parquet, Arrow, MDS: what holds the samples' bytes; repeat for parts.",
+            help="HDF5, Parquet, Arrow, MDS: what holds the samples' bytes; several: its parts.",
+            metavar="NAME",
         ),
     ],
     "label": Annotated[
         str | None,
-        Option("--label", help="The same: what holds integer labels; '' for none, of any source."),
+        Option(
+            "--label",
+            help="The same: what holds integer labels; '' for none, of any source.",
+            metavar="NAME",
+        ),
     ],
     "format": Annotated[
         str | None,
@@ -68,10 +74,12 @@ _READING: dict[str, Any] = {
             "--as",
             help="What a folder holds: files, image, audio, video, or shards: tar, jsonl, parquet, ...; "
             "what the tokens of bare files are: uint16, ...",
+            metavar="KIND",
         ),
     ],
     "volume_bytes": Annotated[
-        int | None, Option(min=8192, help="Begin a new file before one grows beyond this.")
+        int | None,
+        Option(min=8192, help="Begin a new file before one grows beyond this.", metavar="BYTES"),
     ],
     "workers": Annotated[int | None, Option(min=1, help="Threads that read the source.")],
 }
@@ -105,7 +113,8 @@ Images = Annotated[
     str | None,
     Option(
         help="Rewrite JPEGs for quicker decoding: 'lossless', or smaller and lossy: 'short=512,quality=92'; "
-        "or store pixels: 'decoded,short=256'."
+        "or store pixels: 'decoded,short=256'.",
+        metavar="HOW",
     ),
 ]
 
@@ -161,7 +170,7 @@ def tokenize(
         None, metavar="TOKEN", help="Begins each document: a name or a number."
     ),
     eos: str | None = Option(None, metavar="TOKEN", help="Ends each document, likewise."),
-    field: str = Option("text", help="JSON Lines: the field that holds the text."),
+    field: str = Option("text", help="JSON Lines: the field that holds the text.", metavar="NAME"),
     overwrite: Overwrite = False,
     reading: TextReading,
     output: FullOutput,

@@ -24,12 +24,17 @@ def run(
     command: list[str] = Argument(..., metavar="COMMAND [ARGUMENT]...", help="What to run."),
     *,
     root: list[str] | None = Option(
-        None, metavar="DIR", help="Folder whose files are served. Default: those in the arguments."
+        None,
+        metavar="DIR",
+        help="Folder whose files are served.",
+        show_default="those in the arguments",
     ),
     order: str | None = Option(
         None, metavar="FILE", help="Paths, one a line, as the program will open them."
     ),
-    seed: int | None = Option(None, help="It opens all files in headrace's order of this seed."),
+    seed: int | None = Option(
+        None, help="It opens all files in headrace's order of this seed.", metavar="SEED"
+    ),
     record_order: str | None = Option(None, metavar="FILE", help="Write the order of its opens."),
     immutable: bool = Option(
         False, "--immutable", help="Nothing below the roots changes: do not look at originals."
@@ -84,18 +89,18 @@ def record(
         "job.yaml", "--output", "-o", metavar="FILE.yaml", help="The workload to write."
     ),
     root: list[str] | None = Option(
-        None, metavar="DIR", help="Folder of the data set. Default: it is found."
+        None, metavar="DIR", help="Folder of the data set.", show_default="it is found"
     ),
     finish: str | None = Option(
-        None, metavar="FOLDER", help="Finish a recording that was cut off (FILE.yaml.part)."
+        None, metavar="DIR", help="Finish a recording that was cut off (FILE.yaml.part)."
     ),
     traces: list[str] | None = Option(
         None,
         "--from",
         metavar="PATH",
-        help="Instead of a command: DFTracer's traces (*.pfw, *.pfw.gz) or Darshan's logs; repeat.",
+        help="Instead of a command: DFTracer's traces (*.pfw, *.pfw.gz) or Darshan's logs.",
     ),
-    limit: str = Option("1G", metavar="BYTES", help="What each process may log, at most."),
+    limit: str = Option("1G", metavar="SIZE", help="What each process may log, at most."),
     keep: bool = Option(False, "--keep", help="Leave the logs in FILE.yaml.part."),
     overwrite: bool = Option(False, "--overwrite", help="Replace a workload that is there."),
     report: ReportFile = None,
@@ -161,7 +166,10 @@ def mount(
         "1G", "--check-up-to", help="Larger samples are delivered unchecked.", metavar="SIZE"
     ),
     timeout: int = Option(
-        120, help="Seconds after which the kernel ends a mount that hangs.", min=1
+        120,
+        help="Seconds after which the kernel ends a mount that hangs.",
+        min=1,
+        metavar="SECONDS",
     ),
     log: str | None = Option(None, help="File for the log.", metavar="FILE"),
     storage: StorageOptions,

@@ -28,7 +28,8 @@ HistoryOption = Annotated[
     Option(
         "--history",
         metavar="DIR|URL",
-        help="Agents' folder, or a Prometheus. Default: $HEADRACE_HISTORY, or of the user.",
+        help="Agents' folder, or a Prometheus.",
+        show_default="$HEADRACE_HISTORY, or of the user",
     ),
 ]
 
@@ -116,7 +117,7 @@ def seconds_of(text: str) -> float:
 def starving(
     *,
     last: LastOption = "24h",
-    user: str = Option("", help="Only this user's jobs."),
+    user: str = Option("", help="Only this user's jobs.", metavar="USER"),
     top: int = Option(10, help="So many rows of a table."),
     history: HistoryOption = None,
     output: JsonOutput,
@@ -184,11 +185,16 @@ def _waited(seconds: float) -> str:
 def usage(
     *,
     last: LastOption = "7d",
-    by: str = Option("user", help="A row for each user, account, partition, job, day or hour."),
-    user: str = Option("", help="Only this user's."),
-    account: str = Option("", help="Only this account's."),
+    by: str = Option(
+        "user", help="A row for each user, account, partition, job, day or hour.", metavar="COLUMN"
+    ),
+    user: str = Option("", help="Only this user's.", metavar="USER"),
+    account: str = Option("", help="Only this account's.", metavar="NAME"),
     source: str = Option(
-        "auto", "--from", help="Hours from slurm or from history; auto: Slurm where it is."
+        "auto",
+        "--from",
+        help="Hours from slurm or from history; auto: Slurm where it is.",
+        metavar="NAME",
     ),
     history: HistoryOption = None,
     output: JsonOutput,

@@ -61,11 +61,17 @@ def export(
     ),
     *,
     nqn: str | None = Option(
-        None, help="Name of the subsystem. Default: made of this machine and what it exports."
+        None,
+        help="Name of the subsystem.",
+        show_default="made of this machine and what it exports",
+        metavar="NQN",
     ),
     listen: str = Option(f"127.0.0.1:{_PORT}", help="Port 0: a free one.", metavar="ADDR:PORT"),
     allow: list[str] | None = Option(
-        None, help="A host that may connect; may be repeated. Default: all.", metavar="HOSTNQN"
+        None,
+        help="A host that may connect.",
+        show_default="all",
+        metavar="HOSTNQN",
     ),
     secrets: str | None = Option(
         None,
@@ -176,7 +182,7 @@ def _print_export(
 Meet = Annotated[
     str | None,
     Option(
-        "--meet", metavar="FOLDER", envvar="HEADRACE_JOB_FOLDER",
+        "--meet", metavar="DIR", envvar="HEADRACE_JOB_FOLDER",
         help="Where the job's nodes meet: a folder of its own that all of them see.",
     ),
 ]  # fmt: skip
@@ -189,24 +195,27 @@ def stage(
     *,
     meet: Meet = None,
     nodes: int | None = Option(
-        None, min=1, help="How many; default: as srun, torchrun or MPI say."
+        None, min=1, help="How many.", show_default="as srun, torchrun or MPI say"
     ),
     node_rank: int | None = Option(None, min=0, help="Which of them this is."),
     local: str | None = Option(
-        None, help="Folder on the local disk. Default: that of temporary files."
+        None,
+        help="Folder on the local disk.",
+        show_default="that of temporary files",
+        metavar="DIR",
     ),
     replicas: int = Option(1, min=1, max=2, help="Nodes that hold each sample: 2 survives a loss."),
     keep: bool = Option(
         False, "--keep", help="Leave this node's share on the local disk, as a store."
     ),
     limit: str | None = Option(
-        None, help="Read no more than this a second from the source (500M)."
+        None, help="Read no more than this a second from the source (500M).", metavar="SIZE"
     ),
     address: str | None = Option(
-        None, help="Where the others reach this node. Default: found out."
+        None, help="Where the others reach this node.", show_default="found out", metavar="ADDRESS"
     ),
     port: int = Option(0, min=0, max=65535, help="0: any that is free."),
-    wait: float = Option(600.0, help="Seconds to wait for the other nodes."),
+    wait: float = Option(600.0, help="Seconds to wait for the other nodes.", metavar="SECONDS"),
     end: bool = Option(False, "--end", help="End the job that meets there."),
     reading: StageReading,
     storage: StorageOptions,

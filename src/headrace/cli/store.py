@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from headrace.base.text import binary_text, bytes_text, count_text, duration_text, printable
+from headrace.base.text import (
+    binary_text,
+    bytes_text,
+    count_text,
+    counted,
+    duration_text,
+    printable,
+)
 from headrace.cli.options import (
     CommandGroup,
     FullOutput,
@@ -29,7 +36,7 @@ from headrace.cli.printing import plain_table
 from headrace.cli.simulate import SimulateOption
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from rich.console import Console
 
@@ -175,7 +182,13 @@ def ls(
 
     with open_store(store, storage_options=storage, trust=trust) as opened:
         classes = opened.classes or []
-        rows = itertools.islice(_select(opened, pattern or ""), limit)
+        rows = _select(opened, pattern or "")
+        first = list(itertools.islice(rows, 1))
+        if pattern and not first:
+            output.remark(
+                f"no sample of {opened.path} matches {pattern!r}. {_what_there_is(opened)}"
+            )
+        rows = itertools.islice(itertools.chain(first, rows), limit)
         if output.as_json:
             _print_samples(opened.path, rows, classes)
         elif names_only:
@@ -206,6 +219,16 @@ def _select(store: Store, pattern: str) -> Iterator[Row]:
         yield from (row for row in rows if not pattern or matches(row[3]))
 
 
+def _what_there_is(store: Store) -> str:
+    """For a reader whose pattern matched nothing."""
+
+    def some(words: Sequence[str], most: int) -> str:
+        return ", ".join([*words[:most], *["..."] * (len(words) > most)])
+
+    classes = f"; classes: {some(store.classes, 10)}" if store.classes else ""
+    return f"It has {counted(len(store), 'sample')}: {some(store.names[:4], 3)}{classes}"
+
+
 def _class(label: int | None, classes: list[str]) -> str:
     if label is None or label < 0:
         return "-"
@@ -233,7 +256,7 @@ def cat(
     ),
     start: int | None = Option(None, min=0, help="First byte."),
     size: int | None = Option(None, min=0, help="Number of bytes."),
-    part: str | None = Option(None, help="Which part, where there are several."),
+    part: str | None = Option(None, help="Which part, where there are several.", metavar="NAME"),
     force: bool = Option(False, "--force", help="Binary to a terminal, too."),
     storage: StorageOptions,
     trust: TrustOptions = None,
@@ -285,13 +308,19 @@ def read(
     mix: list[str] = Option(
         [], metavar="NAME=PATH:SHARE", help="In place of PATH, once for each data set of a mixture."
     ),
-    batch_size: int = Option(256, "--batch-size", "-b", min=1),
+    batch_size: int = Option(256, "--batch-size", "-b", min=1, help="Samples of a batch."),
     order: str = Option(
-        "shuffled", help="`shuffled`, `sequential`, `blocked`, `balanced` or `opportunistic`."
+        "shuffled",
+        help="`shuffled`, `sequential`, `blocked`, `balanced` or `opportunistic`.",
+        metavar="NAME",
     ),
-    seed: int = Option(0, help="Of the order."),
-    seconds: float | None = Option(None, min=0.0, help="Stop after so long; default: an epoch."),
-    step_ms: float = Option(0.0, min=0.0, help="Time that the training step would take."),
+    seed: int = Option(0, help="Of the order.", metavar="SEED"),
+    seconds: float | None = Option(
+        None, min=0.0, help="Stop after so long.", show_default="an epoch", metavar="SECONDS"
+    ),
+    step_ms: float = Option(
+        0.0, min=0.0, help="Time that the training step would take.", metavar="MS"
+    ),
     simulate: SimulateOption = None,
     tune: bool = Option(True, help="Let headrace turn the knobs."),
     trace: str | None = Option(

@@ -88,6 +88,7 @@ def _add_asks(
         form: dict[str, Any] = {"action": "store_true"}
         if option.kind is not OptionKind.FLAG:
             action = "append" if option.kind is OptionKind.TEXTS else "store"
+            help_text += " [may be repeated]" if action == "append" else ""
             form = {"action": action, "metavar": option.metavar or option.kind.value}
         parser.add_argument(*names, dest=option.field, help=help_text, **form)
     parser.add_argument("--executor", metavar="NAME", help="slurm, ray, kubernetes or local")

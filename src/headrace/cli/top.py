@@ -211,12 +211,14 @@ def _rest(table: Table, hidden: int) -> None:
 def top(
     *,
     once: bool = Option(False, "--once", help="Look for one interval, print, end."),
-    interval: float = Option(2.0, help="Seconds between looks."),
+    interval: float = Option(2.0, help="Seconds between looks.", metavar="SECONDS"),
     controller: str | None = Option(
-        None, help="Show its planes too: unix:PATH, http(s)://HOST:PORT, or `own`."
+        None,
+        help="Show its planes too: unix:PATH, http(s)://HOST:PORT, or `own`.",
+        metavar="ADDRESS",
     ),
-    token_file: Path | None = Option(None, help="Holds the token for it."),
-    tls_ca: Path | None = Option(None, help="Authority of its certificate."),
+    token_file: Path | None = Option(None, help="Holds the token for it.", metavar="FILE"),
+    tls_ca: Path | None = Option(None, help="Authority of its certificate.", metavar="FILE"),
     output: JsonOutput,
 ) -> int:
     """Show live who starves and why, and where bytes come from. Ctrl-C ends it."""

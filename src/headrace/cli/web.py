@@ -31,24 +31,32 @@ def web(
     ),
     history: HistoryOption = None,
     controller: str | None = Option(
-        None, help="Its planes and policy: unix:PATH, http(s)://HOST:PORT, or `own`."
+        None,
+        help="Its planes and policy: unix:PATH, http(s)://HOST:PORT, or `own`.",
+        metavar="ADDRESS",
     ),
     controller_token_file: Path | None = Option(
-        None, help="Holds the controller's token, for TCP."
+        None, help="Holds the controller's token, for TCP.", metavar="FILE"
     ),
-    tls_ca: Path | None = Option(None, help="Authority of its certificate."),
+    tls_ca: Path | None = Option(None, help="Authority of its certificate.", metavar="FILE"),
     token_file: Path | None = Option(
-        None, help="Who may sign in: a line `operator TOKEN` or `reader TOKEN` each."
+        None,
+        help="Who may sign in: a line `operator TOKEN` or `reader TOKEN` each.",
+        metavar="FILE",
     ),
     public: bool = Option(
         False, "--public", help="Every user of this machine may look without a token."
     ),
     name: list[str] | None = Option(
-        None, help="A name that browsers know this server by, behind a proxy. Repeat."
+        None,
+        help="A name that browsers know this server by, behind a proxy.",
+        metavar="NAME",
     ),
-    store: list[str] | None = Option(None, help="A store that may be looked into. Repeat."),
+    store: list[str] | None = Option(
+        None, help="A store that may be looked into.", metavar="STORE"
+    ),
     run: list[str] | None = Option(
-        None, help="A run that wrote a trace, or a folder of such. Repeat."
+        None, help="A run that wrote a trace, or a folder of such.", metavar="DIR"
     ),
     executor: Where = None,
     source: From = None,

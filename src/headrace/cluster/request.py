@@ -90,17 +90,17 @@ class JobRequest:
     gpus: int | None = _option("--gpus -g", OptionKind.GPUS,
         "GPUs in all; nodes, tasks, CPUs and memory follow from it.", slurm="gpus", variable="SBATCH_GPUS")
     gpu_type: str = _option("--gpu-type", _TEXT, "Only GPUs of this type.", metavar="TYPE")
-    nodes: int | None = _option("--nodes -N", _COUNT, "Nodes. Default: as few as can hold the GPUs.",
+    nodes: int | None = _option("--nodes -N", _COUNT, "Nodes. [default: as few as can hold the GPUs]",
         slurm="nodes")
     tasks_per_node: int | None = _option("--tasks-per-node", _COUNT,
-        "Tasks that srun starts on each node. Default: one a GPU.", slurm="ntasks-per-node")
+        "Tasks that srun starts on each node. [default: one a GPU]", slurm="ntasks-per-node")
     cpus_per_gpu: int | None = _option("--cpus-per-gpu -c", _COUNT,
-        "CPUs per GPU. Default: the GPU's share of its node.", slurm="cpus-per-gpu",
+        "CPUs per GPU. [default: the GPU's share of its node]", slurm="cpus-per-gpu",
         variable="SBATCH_CPUS_PER_GPU", hal="c", words=("cpu_per_gpu", "cpu-per-gpu"))
     cpus: int | None = _option("--cpus", _COUNT, "CPUs per task of a job without GPUs.",
         slurm="cpus-per-task")
     memory_per_gpu: int | None = _option("--memory-per-gpu", _MEMORY,
-        "Memory per GPU. Default: the GPU's share of its node.", slurm="mem-per-gpu",
+        "Memory per GPU. [default: the GPU's share of its node]", slurm="mem-per-gpu",
         variable="SBATCH_MEM_PER_GPU")
     memory: int | None = _option("--memory", _MEMORY, "Memory per node; 0: all of it.", slurm="mem",
         variable="SBATCH_MEM_PER_NODE")
@@ -113,7 +113,7 @@ class JobRequest:
         "Container image: a file, a name in the registry, or docker://, oras://, library://.", hal="s",
         words=("singularity",), metavar="IMAGE")
     modules: tuple[str, ...] = _option("--module -m", _TEXTS,
-        "Load this environment module; may be repeated.")
+        "Load this environment module.")
     conda: str = _option("--conda", _TEXT, "Activate this conda environment: name or folder.", metavar="ENV")
     venv: str = _option("--venv", _TEXT, "Activate this Python environment.", metavar="DIR")
     reservation: str = _option("--reservation -r", _TEXT, "Use this reservation.", slurm="reservation",
@@ -140,7 +140,7 @@ class JobRequest:
         variable="SBATCH_JOB_NAME", words=("job_name",), metavar="NAME")
     output: str = _option("--output -o", _TEXT, "Where standard output goes (%j: job, %x: name, %a: index).",
         slurm="output", variable="SBATCH_OUTPUT", words=("output_file",), metavar="FILE")
-    error: str = _option("--error -e", _TEXT, "Where standard error goes. Default: with the output.",
+    error: str = _option("--error -e", _TEXT, "Where standard error goes. [default: with the output]",
         slurm="error", variable="SBATCH_ERROR", words=("error_file",), metavar="FILE")
     directory: str = _option("--chdir -D", _TEXT, "The job's working directory.", slurm="chdir",
         metavar="DIR")

@@ -47,16 +47,16 @@ class LaunchOptions:
 
     # fmt: off
     nodes: tuple[int, int] | None = _option(None,
-        "Go on with MIN nodes when others are lost. Default: requeue.", metavar="MIN-MAX")
-    gpus: int | None = _option(None, "GPUs in all. Default: all that the job has.", min=1)
+        "Go on with MIN nodes when others are lost.", show_default="requeue", metavar="MIN-MAX")
+    gpus: int | None = _option(None, "GPUs in all.", show_default="all that the job has", min=1)
     framework: Framework = _option("torch",  # noqa: RUF009 - a field
-        "What the ranks expect: torch, tensorflow, jax, mpi, plain.")
+        "What the ranks expect: torch, tensorflow, jax, mpi, plain.", metavar="NAME")
     ranks_per_node: int | None = _option(None,
-        "Processes per node. Default: one per GPU, or the job's tasks.", min=1)
+        "Processes per node.", show_default="one per GPU, or the job's tasks", min=1)
     stage: tuple[str, ...] = _option((), "Copy this onto the nodes' disks: headrace://job.", metavar="SRC")
     local: str | None = _option(None,
-        "Folder on the local disks. Default: Slurm's for the job, TMPDIR, /tmp.")
-    meet: str | None = _option(None, "Seen by all nodes. Default: the current one.", metavar="FOLDER")
+        "Folder on the local disks.", show_default="Slurm's for the job, TMPDIR, /tmp", metavar="DIR")
+    meet: str | None = _option(None, "Seen by all nodes.", show_default="the current one", metavar="DIR")
     replicas: int = _option(1, "Nodes that hold each staged sample.", min=1, max=2)
     daemon: bool = _option(True, "A node daemon on each node.")
     agent: bool = _option(True, "The telemetry agent on each node.")
@@ -70,7 +70,7 @@ class LaunchOptions:
     silence_s: float = _option(30.0, "A node silent for so long is lost.", "--silence", **_SECONDS)
     requeue: bool = _option(True,
         "Start the job again after SIGUSR1, near its limit, or without a lost node.")
-    manifest: str | None = _option(None, "Of the run. Default: headrace-runs/JOB-RESTARTS.json.",
+    manifest: str | None = _option(None, "Of the run.", show_default="headrace-runs/JOB-RESTARTS.json",
         metavar="FILE")
     # fmt: on
 
