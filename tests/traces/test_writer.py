@@ -240,6 +240,7 @@ def test_a_disk_that_refuses_ends_the_trace_and_not_the_run(tmp_path, caplog):
     follow(str(tmp_path / "run"), ABOUT, owner)
     add(log, ROWS)
     until(lambda: "the trace of this loader ends" in caplog.text)
+    assert "Traceback" not in caplog.text
     assert (tmp_path / "run").read_text() == "in the way"
 
 

@@ -20,7 +20,7 @@ from typer import Option
 from typer.core import TyperGroup
 
 from headrace.cli import exit_codes
-from headrace.cli.options import Command, expanded
+from headrace.cli.options import Command, expanded, limits_of
 
 _HELP = """Feeds deep-learning training: every sample, in exact random order, at the storage's speed.
 
@@ -137,8 +137,23 @@ class _Coercion:
         words = value if many and isinstance(value, list | tuple) else [value]
         if self._text and all(isinstance(word, str) for word in words):
             return list(words) if many else value
+        if self._plain in (int, float) and isinstance(value, str):
+            return self._number(value, param)
         param._runtime_param = None  # noqa: SLF001 - typer makes its own when it is asked next
         return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
+
+    def _number(self, word: str, param: Any) -> float:
+        """As typer reads it, with what was found and what is expected, and without pydantic."""
+        kind = "a whole number" if self._plain is int else "a number"
+        limits = limits_of(param)
+        try:
+            number = int(word) if self._plain is int else float(word)
+        except ValueError:
+            raise typer.BadParameter(f"{word!r}, expected {kind}", param=param) from None
+        least, most = (getattr(param, name, None) for name in ("min", "max"))
+        if not (least is None or number >= least) or not (most is None or number <= most):
+            raise typer.BadParameter(f"{word}, expected {kind}, {limits}", param=param)
+        return number
 
 
 def _coerce_plainly(command: Any) -> None:
@@ -155,6 +170,20 @@ def _coerce_plainly(command: Any) -> None:
     command.get_params = get_params
     for each in getattr(command, "commands", {}).values():
         _coerce_plainly(each)
+
+
+def _name_all_words(error: Any) -> None:
+    """Of `SOURCE... TARGET` the last word given is the target: say that both are missing, not the source."""
+    missing = getattr(error, "param", None)
+    if (
+        getattr(missing, "param_type_name", "") == "argument"
+        and missing.nargs == -1
+        and not error.param_hint
+    ):
+        words = (
+            each.metavar for each in error.ctx.command.params if each.param_type_name == "argument"
+        )
+        error.param_hint = f"'{' '.join(words)}'"
 
 
 class _Interrupted(Exception):
@@ -177,6 +206,7 @@ class _Commands(TyperGroup):
         try:
             code = super().main(given, *rest, **extra)
         except typer.TyperException as e:
+            _name_all_words(e)
             if as_json or not hasattr(e, "show"):
                 code = report(ValueError(e.format_message()), as_json=as_json, verbose=False)
             else:

@@ -66,7 +66,13 @@ def launch(
     """
     from headrace.cluster.launch.place import JobPlace
     from headrace.cluster.launch.plan import Launch, preview
+    from headrace.errors import LaunchError
 
+    if command[0].endswith(".py") and not (dry_run or Path(command[0]).is_file()):
+        raise LaunchError(
+            f"{command[0]}: there is no such script in {Path.cwd()}.",
+            next_step="Check the path: headrace launch SCRIPT.py ARGUMENTS.",
+        )
     launched = Launch.of(JobPlace.here(), options, command)
     if not dry_run:
         return _run_job(launched, report, quiet=quiet)

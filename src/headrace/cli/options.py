@@ -131,6 +131,14 @@ def _flags(option: Any) -> str:
     return " / ".join(filter(None, flags)) + metavar
 
 
+def limits_of(parameter: Any) -> str:
+    """What a number may be; "" if any."""
+    least, most = getattr(parameter, "min", None), getattr(parameter, "max", None)
+    if least is None:
+        return ""
+    return f"at least {least:g}" if most is None else f"{least:g} to {most:g}"
+
+
 def _about(parameter: Any) -> str:
     """What it is, and in brackets what holds without it and what it may be."""
     default, shown = parameter.default, parameter.show_default
@@ -139,22 +147,16 @@ def _about(parameter: Any) -> str:
         shown = pair[0].lstrip("-") if parameter.secondary_opts else ""
     elif isinstance(shown, bool):
         shown = "" if not shown or default in (None, "", []) or parameter.required else default
-    least, most = getattr(parameter, "min", None), getattr(parameter, "max", None)
-    limits = f"at least {least:g}" if least is not None else ""
-    limits = f"{least:g} to {most:g}" if most is not None else limits
+    shown = f"{shown:g}" if isinstance(shown, float) else str(shown)
+    required = parameter.required and parameter.param_type_name == "option"
     notes = [
-        f"default: {shown:g}"
-        if isinstance(shown, float)
-        else f"default: {shown}"
-        if shown != ""
-        else "",
-        limits,
+        f"default: {shown}" if shown else "",
+        limits_of(parameter),
         "may be repeated" if parameter.multiple else "",
-        "required" if parameter.required and parameter.param_type_name == "option" else "",
+        "required" if required else "",
     ]
-    return " ".join(
-        filter(None, (parameter.help, f"[{'; '.join(filter(None, notes))}]".replace("[]", "")))
-    )
+    note = "; ".join(filter(None, notes))
+    return " ".join(filter(None, (parameter.help, note and f"[{note}]")))
 
 
 class Command(_Help, TyperCommand):

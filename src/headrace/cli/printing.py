@@ -7,6 +7,7 @@ time in which `swbatch` is done.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -174,6 +175,18 @@ _WORDS = (
 """The library speaks Python; here the same advice is an option."""
 
 
+_NEXT_STEPS = {
+    errno.ENOENT: "Check the path, and that the folder above it exists.",
+    errno.ENOTDIR: "Check the path: a file stands where a folder is meant.",
+    errno.EISDIR: "Name a file: this is a folder.",
+    errno.EACCES: "Ask its owner for access, or name another place.",
+    errno.EPERM: "Ask its owner for access, or name another place.",
+    errno.EROFS: "Name a place that can be written: this file system is read-only.",
+    errno.ENOSPC: "Free some space, or name another place.",
+}
+"""After errors of the system that nobody below has explained."""
+
+
 def report(error: BaseException, *, as_json: bool, verbose: bool) -> int:
     """Prints the error and returns the exit code.
 
@@ -190,13 +203,13 @@ def report(error: BaseException, *, as_json: bool, verbose: bool) -> int:
     elif isinstance(error, HeadraceError):
         wrong_words = isinstance(error, WorkloadError)
         code = exit_codes.USAGE if wrong_words else exit_codes.STORE_ERROR
-        next_step = error.next_step
+        next_step = error.next_step or _NEXT_STEPS.get(getattr(error, "errno", None) or 0)
         message = error.message
     elif isinstance(error, (ValueError, TypeError)):
         code, next_step = exit_codes.USAGE, None
         message = str(error)
     elif isinstance(error, OSError):
-        code, next_step = exit_codes.STORE_ERROR, None
+        code, next_step = exit_codes.STORE_ERROR, _NEXT_STEPS.get(error.errno or 0)
         where = f"{error.filename}: " if error.filename else ""
         message = f"{where}{error.strerror or error}"
     else:

@@ -246,14 +246,17 @@ def open_partial(path: Path, mode: int = 0o777) -> Iterator[Partial]:
 
 def _take(path: Path, mode: int) -> int:
     """A descriptor of the folder, made if need be, that holds its lock."""
-    for _ in range(_ATTEMPTS):
+    for attempt in range(1, _ATTEMPTS + 1):
         try:
             make_folder(path, mode=mode, exist_ok=True)
             fd = lock_path(path, make=False, owned=True)
-        except FileNotFoundError:
+        except FileNotFoundError as e:
             if not path.parent.is_dir():
                 raise
-            continue  # its owner published it between our two steps
+            if attempt < _ATTEMPTS:
+                continue  # its owner published it between our two steps
+            next_step = "Choose a target on a disk: no folder can be made there."
+            raise _refused(path, e.errno, f"cannot be made: {e.strerror}", next_step) from e
         except VolumeError:
             raise
         except OSError as e:

@@ -265,8 +265,12 @@ def _safely(followed: _Followed, act: Callable[[_Followed], None]) -> None:
         return
     try:
         act(followed)
-    except Exception:
-        LOG.exception("%s: the trace of this loader ends, the run goes on", followed.folder)
+    except Exception as e:
+        # What the system says is enough; a mistake of ours needs its place.
+        LOG.error(  # noqa: TRY400 - the same
+            "%s: the trace of this loader ends, the run goes on: %s", followed.folder, e,
+            exc_info=not isinstance(e, OSError),
+        )  # fmt: skip
         followed.ended = True
         if followed.file is not None:
             followed.file.close("it could not be written")
