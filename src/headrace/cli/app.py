@@ -175,15 +175,10 @@ def _coerce_plainly(command: Any) -> None:
 def _name_all_words(error: Any) -> None:
     """Of `SOURCE... TARGET` the last word given is the target: say that both are missing, not the source."""
     missing = getattr(error, "param", None)
-    if (
-        getattr(missing, "param_type_name", "") == "argument"
-        and missing.nargs == -1
-        and not error.param_hint
-    ):
-        words = (
-            each.metavar for each in error.ctx.command.params if each.param_type_name == "argument"
-        )
-        error.param_hint = f"'{' '.join(words)}'"
+    if missing is None or missing.param_type_name != "argument" or missing.nargs != -1:
+        return
+    arguments = (p for p in error.ctx.command.params if p.param_type_name == "argument")
+    error.param_hint = error.param_hint or f"'{' '.join(each.metavar for each in arguments)}'"
 
 
 class _Interrupted(Exception):
