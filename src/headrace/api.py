@@ -270,6 +270,8 @@ def loader(
     """
     if not isinstance(store, Store):
         store = open(store)
+    arguments = {**locals(), **options}
+    del arguments["options"]
     if store.mixture is not None:
         seed = _seed_of(store.mixture, seed)
         if decode is not None:
@@ -300,6 +302,7 @@ def loader(
     )  # fmt: skip
     if decode_threads is not None:
         origins = {**origins, "decode_threads": "given"}
+    new_loader.made_of = loader, arguments
     _introduce(new_loader, origins, share, tiers, tune=tune, memory_bytes=memory_bytes, trace=trace)
     return new_loader
 
@@ -357,14 +360,16 @@ def tokens(
         StoreError: a document is no whole number of tokens, or all of them make no window.
         ValueError: an unknown packing, part or option, or nobody says what the tokens are.
     """
+    if not isinstance(store, Store):
+        store = open(store)
+    arguments = {**locals(), **options}
+    del arguments["options"]
     from headrace.plane.tokens import Documents, FollowingTokenLoader, TokenLoader, WindowReader
 
     tiers, reading, tier_origins = tier_options(options)
     whole = any(origin != "default" for origin in tier_origins.values())
     if not whole:
         tiers = TierOptions(ram_bytes=0)
-    if not isinstance(store, Store):
-        store = open(store)
     if store.mixture is not None:
         seed = _seed_of(store.mixture, seed)
 
@@ -387,6 +392,7 @@ def tokens(
         store, order, share, resolved, parts=(windows.documents.part,), tiers=tiers, windows=windows,
         over=plane_over(tiers, resolved),
     )  # fmt: skip
+    new_loader.made_of = tokens, arguments
     _introduce(new_loader, origins, share, tiers, tune=tune, memory_bytes=memory_bytes, trace=trace)
     return new_loader
 

@@ -1,6 +1,8 @@
 """Windows of tokens equal a plain reference, resume anywhere, and refuse what they cannot deliver rightly."""
 
+import copy
 import json
+import pickle
 from itertools import chain, pairwise
 
 import numpy as np
@@ -383,12 +385,44 @@ def test_sizes_of_a_mixture_of_tokens_are_windows_and_not_documents(sources, tmp
         assert next(iter(batches)).sources.count("long") == 10
 
 
+def test_a_rank_of_a_mixture_that_the_last_step_leaves_nothing_has_an_empty_batch(sources):
+    mixture = hr.mix({name: store for name, (_, store) in sources.items()}, seed=3, stop=2)
+    options = {"world_size": 3, "tail": "exact", "stored": "uint16"}
+    parts = [list(hr.tokens(mixture, LENGTH, 1, rank=rank, **options)) for rank in range(3)]
+    assert [[len(batch) for batch in part] for part in parts] == [[1], [1], [0]]
+    assert not parts[2][0].sources
+    assert parts[2][0].documents.shape == (0, LENGTH)
+
+
+@pytest.mark.parametrize(
+    "again", [copy.copy, copy.deepcopy, lambda own: pickle.loads(pickle.dumps(own))]
+)
+def test_a_copied_or_pickled_loader_goes_on_where_it_stood(sources, again):
+    mixture = hr.mix({name: store for name, (_, store) in sources.items()}, seed=3)
+    web = sources["web"][1]
+    for own in (
+        loader(web, pack="best-fit"),
+        loader(mixture, seed=3),
+        hr.loader(web, 4, ram_bytes=0),
+    ):
+        unused = again(own)
+        batches = iter(own)
+        assert (next(batches).indices == next(iter(unused)).indices).all()
+        sent = again(own)
+        rest = [batch.indices.tolist() for batch in sent]
+        assert rest == [batch.indices.tolist() for batch in batches]
+
+
 def test_what_a_mixture_of_tokens_cannot_be_is_refused(sources):
     stores = {name: store for name, (_, store) in sources.items()}
     with pytest.raises(ValueError, match="the order of source 'web' is 'balanced'"):
         loader(hr.mix(stores, orders={"web": "balanced"}), seed=0)
     with pytest.raises(ValueError, match="the mixture has 3"):
         loader(hr.mix(stores, seed=3))
+    with pytest.raises(TypeError, match="seed is None, expected a whole number"):
+        hr.mix(stores, seed=None)
+    with pytest.raises(StoreError, match=r"^web: the documents have [0-9,]+ tokens"):
+        hr.tokens(hr.mix(stores), 1 << 20, 1, stored="uint16")
     with loader(stores["web"]) as batches, pytest.raises(ValueError, match="is of one store"):
         _ = next(iter(batches)).sources
 

@@ -140,7 +140,7 @@ class JoinedPlan:
         if len(self.plans) == 1:
             return self.plans[0].pieces(windows)
         source, pieces = self.source_of(windows), []
-        for number in np.unique(source).tolist():
+        for number in np.unique(source).tolist() or [0]:  # of no windows, the first's none
             rows = np.flatnonzero(source == number)
             own = self.plans[number].pieces(windows[rows] - self._starts[number])
             pieces.append(

@@ -358,7 +358,10 @@ class Loader:
 
     Attributes:
         tuning: whoever does; None: nobody.
+        made_of: the function that made it, and its arguments.
     """
+
+    made_of: tuple[Callable[..., Any], dict[str, Any]]
 
     def __init__(
         self,
@@ -385,6 +388,11 @@ class Loader:
         # reference has gone, until garbage is collected.
         self.stats = LoaderStats(stages_now=self._reader.all_stages)
         self.tuning: Tuning | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled and copied as what it was made of, and where it stands; ranks are looked up again there."""
+        begun = self.epoch or self.position
+        return made_again, (*self.made_of, self.state_dict() if begun else None)
 
     def __len__(self) -> int:
         """Return the number of batches in a whole epoch; the same on every rank.
@@ -558,6 +566,16 @@ class Loader:
             self.stats.rest()
             fetched.close()
         a_pass.finish()
+
+
+def made_again(
+    make: Callable[..., Any], arguments: dict[str, Any], state: dict[str, Any] | None
+) -> Any:
+    """A loader as `make` made it, where `state` says that it stands."""
+    loader = make(**arguments)
+    if state is not None:
+        loader.load_state_dict(state)
+    return loader
 
 
 def mixed_order(order: Order) -> Mixed:

@@ -204,6 +204,7 @@ class Documents:
     Attributes:
         sources: first document and number of documents of each source; of a store, its own.
         names: of the sources of a mixture.
+        path: the store's.
 
     Raises:
         ValueError: the store has no such part, or does not say what its tokens are.
@@ -218,7 +219,7 @@ class Documents:
         self.part = names[0] if part is None else part
         self.stored = _stored_as(store, self.part, stored)
         self.width = np.dtype(self.stored).itemsize
-        self._store = store
+        self._store, self.path = store, store.path
         mixture = store.mixture
         counts = [len(source) for source in mixture.sources.values()] if mixture else [len(store)]
         self.sources = list(zip(accumulate(counts[:-1], initial=0), counts, strict=True))
@@ -409,12 +410,12 @@ class WindowReader:
             plan_windows(pack, count, partial(_sizes_from, documents, base), length)
             for base, count in documents.sources
         ]
-        for plan in plans:
+        for name, plan in zip(documents.names or [documents.path], plans, strict=True):
             if not plan.windows:
                 raise StoreError(
-                    f"the documents have {plan.tokens:,} tokens, expected more than {length:,}: "
+                    f"{name}: the documents have {plan.tokens:,} tokens, expected more than {length:,}: "
                     "they do not fill one window.",
-                    next_step="Pass a smaller length.",
+                    next_step="Pass a smaller length, or more documents.",
                 )
         self.plan = JoinedPlan(plans, [count for _, count in documents.sources])
         self.length = length

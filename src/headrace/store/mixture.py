@@ -24,6 +24,7 @@ from headrace.io.objects.location import shown
 from headrace.order import Mixed
 from headrace.order.hash import Purpose, derive_key
 from headrace.order.mixed import SOURCES_MAX, Stop, whole_parts
+from headrace.order.order import SEED_MAX, checked
 from headrace.store.manifest import Manifest
 from headrace.store.opening import open_store
 from headrace.store.store import Store
@@ -133,7 +134,7 @@ def mix(
             stop = _sum_of_counts(weights, phases[0][1])
         proportions = Proportions(
             phases=phases, temperature=None if weights or schedule else temperature or 1.0,
-            seed=seed, stop=stop,
+            seed=checked("seed", seed, 0, SEED_MAX), stop=stop,
             repeats=repeats_each, batches=batches, orders=dict(orders or {}),
         )  # fmt: skip
         return Mixture(dict(zip(names, stores, strict=True)), proportions, opened)

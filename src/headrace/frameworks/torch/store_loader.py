@@ -33,6 +33,7 @@ from headrace.frameworks.view import LoaderView
 from headrace.order import Order
 from headrace.order.shuffled import Sequential
 from headrace.plane.images import Images
+from headrace.plane.loader import made_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -266,7 +267,7 @@ class StoreLoader(LoaderView):
         There the store is opened anew, and ranks are looked up again. A drawn seed is the same for all.
         """
         begun = self.epoch or self.position
-        return _made_again, (type(self), self._arguments, self.state_dict() if begun else None)
+        return made_again, (type(self), self._arguments, self.state_dict() if begun else None)
 
     @property
     def sampler(self) -> Sampler[int]:
@@ -360,15 +361,6 @@ class StoreLoader(LoaderView):
                 self.stats.rest()
                 deliveries.close()
         a_pass.finish()
-
-
-def _made_again(
-    kind: type[StoreLoader], arguments: dict[str, Any], state: dict[str, Any] | None
-) -> StoreLoader:
-    loader = kind(**arguments)
-    if state is not None:
-        loader.load_state_dict(state)
-    return loader
 
 
 def _to_device(
