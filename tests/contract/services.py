@@ -21,7 +21,7 @@ from headrace.control.service import app as control_metrics
 from headrace.control.service.app import ControlService
 from headrace.control.service.auth import TokenFile
 from headrace.control.service.database import Database
-from headrace.node import metrics as node_metrics
+from headrace.node import daemon as node_daemon
 from headrace.node import wire
 from headrace.telemetry import metrics as agent_metrics
 from headrace.web.access import Sessions, WebOptions
@@ -41,7 +41,7 @@ def metrics_text() -> str:
     tables = {
         "headrace agent": agent_metrics.TABLE,
         "headrace control": control_metrics.TABLE,
-        "headrace node": node_metrics.TABLE,
+        "headrace node": node_daemon.TABLE,
     }
     lines = []
     for daemon, table in tables.items():

@@ -29,8 +29,8 @@ from headrace.control.prometheus import (
 from headrace.errors import HeadraceError
 from headrace.io.objects.faults import RemoteStats
 from headrace.node import notes
+from headrace.node.daemon import TABLE, figures_of
 from headrace.node.jobs import CAUSES, LABELS_MAX, JobTally, JobTotals
-from headrace.node.metrics import TABLE, figures_of
 from headrace.node.rate_limits import RateLimits
 from headrace.node.served import label_of
 from headrace.node.wire import Note, Open, WireError, decode_request, encode

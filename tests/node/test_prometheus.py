@@ -25,8 +25,8 @@ from headrace.control.service.app import ask_status as ask_control
 from headrace.errors import ControlError
 from headrace.insight import alerts, dashboard
 from headrace.machine.sensors import GPUs
-from headrace.node.metrics import TABLE as NODE_TABLE
-from headrace.node.metrics import figures_of
+from headrace.node.daemon import TABLE as NODE_TABLE
+from headrace.node.daemon import figures_of
 from headrace.runtime import agent_folder, control_folder
 from headrace.telemetry.agent import Agent, AgentOptions
 from headrace.telemetry.messages import Listener
