@@ -264,8 +264,7 @@ def _books(
 
 def _print_usage(output: Output, figures: UsageTable) -> None:
     from headrace.insight.usage import BY
-    from headrace.telemetry.report import hours_text
-    from headrace.telemetry.waste import WASTE
+    from headrace.telemetry.report import WASTE, hours_text
 
     if not figures.rows:
         output.line("no job is known in this time")
