@@ -116,6 +116,18 @@ def test_the_parts_of_a_sample_are_files_and_the_longer_name_wins(tmp_path):
         assert hidden.size == 2
 
 
+def test_an_only_part_is_a_file_of_the_samples_name_whatever_the_part_is_called(tmp_path):
+    pack(lambda: [("d/x", {"jpg": b"1"}), ("y", {"jpg": b"22"})], tmp_path / "s.hr")
+    with open_store(tmp_path / "s.hr") as store:
+        tree = FolderTree(store)
+        assert listed(tree, b"", 50) == {b"d": -1, b"y": 1}
+        for folder, name in ((b"d", b"x"), (b"", b"y")):
+            (entry,) = (e for e in tree.page(folder, 0, 50).entries if e.name == name)
+            found = tree.resolve(folder + b"/" + name if folder else name)
+            assert found is not None
+            assert (found.sample, found.size) == (entry.sample, entry.size)
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     names=st.sets(st.binary(max_size=8).map(lambda b: b.replace(b"\x01", b"/")), min_size=1),

@@ -138,7 +138,7 @@ class FolderTree:
                 # A name that nothing else begins with can meet no other.
                 doubtful = kind == _KIND_FILE_PREFIX or len(self._segments) > 1 or self._ambiguous
                 files = [
-                    (name + b"." + word if word else name, part, sizes[part][k])
+                    (name if self._single or not word else name + b"." + word, part, sizes[part][k])
                     for part, word in enumerate(self._parts)
                     if sizes[part][k] >= 0
                 ]
