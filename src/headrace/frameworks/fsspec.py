@@ -19,6 +19,7 @@ from headrace.config import reader_options
 from headrace.errors import HeadraceError, StoreNotFound
 from headrace.io import BatchReader
 from headrace.store import Store, open_store
+from headrace.store.folders import FolderTree
 from headrace.store.manifest import FILE_NAME
 
 if TYPE_CHECKING:
@@ -366,21 +367,18 @@ class _OpenStore:
     def __init__(self, where: str, store: Store) -> None:
         self._where = where
         self._store = store
+        self._tree = FolderTree(store)
         self._parts = [os.fsencode(p) for p in store.parts]
         self._readers: dict[int, BatchReader] = {}
 
     def find(self, path: str) -> SampleFile | None:
         """The file at a path of the store."""
-        name = os.fsencode(path)
-        if len(self._parts) == 1:
-            return self._file(name, 0)
-        files = (self._file(base, part) for base, part in self._readings(name))
-        return next((file for file in files if file is not None), None)
+        file = self._tree.file(os.fsencode(path))
+        return None if file is None else SampleFile(path, file.sample, file.part, file.size)
 
     def is_folder(self, path: str) -> bool:
         """Whether any name goes on below a path."""
-        name = os.fsencode(path)
-        return not name or any(s.directory.lookup(name)[1] >= 0 for s in self._store.segments)
+        return not path or self._tree.folder(os.fsencode(path)) is not None
 
     def children(self, path: str) -> tuple[list[str], list[SampleFile]]:
         """The folders and files directly in a folder: paths in the store, sorted."""
@@ -447,26 +445,6 @@ class _OpenStore:
             path = os.fsdecode(name + b"." + word if word else name)
             out.append(SampleFile(path, base + local, numbers[part], size))
         return out
-
-    def _file(self, name: bytes, part: int) -> SampleFile | None:
-        index = int(self._store.find_many([name])[0])
-        if index < 0:
-            return None
-        segment = self._store.segment_of(index)
-        files = self._files(segment, [index - segment.base], [name])
-        return next((file for file in files if file.part == part), None)
-
-    def _readings(self, name: bytes) -> Iterator[tuple[bytes, int]]:
-        """The ways to read a file's name as a sample's and a part's; the longest sample first."""
-        numbers = {part: i for i, part in enumerate(self._parts)}
-        if b"" in numbers:
-            yield name, numbers[b""]
-        at = name.rfind(b".")
-        while at >= 0:
-            part = numbers.get(name[at + 1 :])
-            if part is not None and at + 1 < len(name):
-                yield name[:at], part
-            at = name.rfind(b".", 0, at)
 
     def entry(self, file: SampleFile) -> dict[str, Any]:
         """What fsspec is told of a file."""

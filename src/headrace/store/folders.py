@@ -70,23 +70,24 @@ class FolderTree:
 
     def resolve(self, path: bytes) -> Entry | None:
         """What stands at a path ("a/b", without slashes at its ends); None if nothing does."""
-        name = path.rpartition(b"/")[2]
-        if not _is_component(name):
+        if not _is_component(path.rpartition(b"/")[2]):
             return None
-        file = -1
+        return self.folder(path) or self.file(path)
+
+    def folder(self, path: bytes) -> Entry | None:
+        """The folder at a path: names go on below it; None if none does."""
         for segment in self._segments:
-            here, below = segment.directory.lookup(path)
+            below = segment.directory.lookup(path)[1]
             if below >= 0:
-                return Entry(name, segment.base + below, FOLDER, 0, 0)
-            if here >= 0 and file < 0:
-                file = segment.base + here
-        if self._single:
-            return None if file < 0 else self._file(name, file, 0)
-        for base, part in self._readings(path):
-            entry = self._file(name, self._find(base), part)
-            if entry is not None:
-                return entry
+                return Entry(path.rpartition(b"/")[2], segment.base + below, FOLDER, 0, 0)
         return None
+
+    def file(self, path: bytes) -> Entry | None:
+        """The file at a path, whatever stands in its way; None if no sample has one of this name."""
+        name = path.rpartition(b"/")[2]
+        readings = [(path, 0)] if self._single else self._readings(path)
+        files = (self._file(name, self._find(base), part) for base, part in readings)
+        return next((file for file in files if file is not None), None)
 
     def page(self, folder: bytes, place: int, count: int) -> FolderPage:
         """About `count` entries of a folder, from 0 on or from the place of an entry or page before."""
