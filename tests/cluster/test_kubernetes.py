@@ -21,8 +21,7 @@ from cluster.launch.launching import MARK, Launch
 from cluster.story import check_page, environment_of, tell
 from headrace.cluster.executor import JobState, SchedulerUnavailable, Submission, executor
 from headrace.cluster.kubernetes import manifests as written
-from headrace.cluster.kubernetes.executor import KubernetesExecutor
-from headrace.cluster.kubernetes.kubectl import Kubectl
+from headrace.cluster.kubernetes.executor import Kubectl, KubernetesExecutor
 from headrace.cluster.plan import Cluster, plan_batch, plan_run
 from headrace.cluster.request import JobRequest
 from headrace.errors import ClusterError, ClusterRequestError, ClusterTimeout
