@@ -3,7 +3,7 @@
     python steps_train.py ROOT --workers 2 --batch 16 --step-ms-per-sample 1 [--storage nfs] [--ranks 2]
 
 Computing is a sleep, as on an accelerator. Decoding is a sleep, too, or with --decode busy a hash over
-the sample. The storage is simulated in the process (headrace.testing.simulated_files); all ranks are
+the sample. The storage is simulated in the process (headrace.testing); all ranks are
 forked from it, share it, and meet at every step.
 """
 

@@ -1,8 +1,9 @@
-"""simulated_files: lets plain Python code feel a slow storage.
+"""What tests and experiments of users need: storage that is slow, or fails, on demand.
 
-Within the context, opening and reading files below the given folders takes as long as a simulated
-storage says, without the interpreter's lock while it waits, so that threads overlap as they would.
-Processes that are forked meanwhile (a DataLoader's workers) inherit it, and queue for the same storage.
+`simulated_files` lets plain Python code feel a slow storage. Within the context, opening and reading files
+below the given folders takes as long as a simulated storage says, without the interpreter's lock while it
+waits, so that threads overlap as they would. Processes that are forked meanwhile (a DataLoader's workers)
+inherit it, and queue for the same storage.
 
 Of this process's own code only Python's calls are seen: `open`, `io.open`, `os.open` and `os.read`, with
 what is built on the first two (pathlib, PIL, numpy.load of a path); and headrace's reading ahead.
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.io.replaced import STORAGE, Replaced, os_open, os_read, python_open
 from headrace.io.simulation import (
+    PRESETS,
     SimulatedPaths,
     Simulation,
     simulate_paths,
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from headrace import _native
+
+__all__ = ["PRESETS", "Simulation", "SlowVolume", "simulated_files"]
 
 REQUEST_BYTES = 1 << 20
 """The largest read that goes to a network file system in one piece (rsize, Lustre's RPC size)."""
