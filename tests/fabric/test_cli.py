@@ -102,7 +102,7 @@ def test_an_image_that_was_not_finished_is_none(run, tmp_path, store, monkeypatc
         written.append(offset)
         os.pwrite(fd, data, offset)
 
-    monkeypatch.setattr(module, "_write_all", fail)
+    monkeypatch.setattr(module, "write_all", fail)
     ended = run("image", store[0], image, "--force")
     assert ended.code == 3
     assert "No space left" in ended.err

@@ -5,7 +5,7 @@ write. So nothing in it is opened through a symbolic link, no name is written to
 nothing is waited for: a FIFO, a socket or a device in the place of a file is an error at once. What is taken
 up again (a journal, a partial store, a cache) belongs to this user or to root.
 
-    open_file, read_file      of what is there, if it is a regular file
+    open_file, read_file      of what is there, if it is a regular file; read_fully, write_all: by descriptor
     open_folder, make_folder  folders, as descriptors; own_folder, which is this user's alone
     create_file, NewFile      new files: never one that is there; `NewFile` appears when it is whole
     replace_file              old content or new content, nothing between, durably
@@ -30,13 +30,16 @@ import shutil
 import stat
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
 
 from headrace.errors import VolumeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import TypeAlias
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from headrace.errors import HeadraceError
 
@@ -98,6 +101,27 @@ def open_stream(
     except BaseException:
         os.close(fd)
         raise
+
+
+def write_all(fd: int, data: NDArray[np.uint8] | bytes | memoryview, offset: int) -> None:
+    """Writes all of `data` at `offset`, however often the kernel writes short."""
+    # Any: numpy's arrays are buffers, which their stubs say from Python 3.12 on only.
+    view = memoryview(cast("Any", data)).cast("B")
+    while view:
+        written = os.pwrite(fd, view[: 1 << 30], offset)
+        view = view[written:]
+        offset += written
+
+
+def read_fully(fd: int, view: memoryview, offset: int) -> int:
+    """Fills `view` from `offset`; returns fewer bytes than asked for only at the file's end."""
+    done = 0
+    while done < len(view):
+        count = os.preadv(fd, [view[done : done + (1 << 30)]], offset + done)
+        if count == 0:
+            break
+        done += count
+    return done
 
 
 def open_folder(path: AnyPath, *, within: AnyPath | int | None = None, owned: bool = False) -> int:

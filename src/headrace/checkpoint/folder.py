@@ -29,7 +29,7 @@ import numpy as np
 
 from headrace import _native
 from headrace.base.documents import DocumentKind, Fields
-from headrace.base.files import open_stream, read_file, replace_file, sync_folder
+from headrace.base.files import open_stream, read_file, read_fully, replace_file, sync_folder
 from headrace.checkpoint.tree import DTYPES, leaf_bytes
 from headrace.errors import CheckpointError, CheckpointNotFound, CorruptCheckpoint
 from headrace.store.output_file import OutputFile, WriteBuffer
@@ -175,12 +175,8 @@ def _described(text: bytes, path: str) -> Iterator[tuple[str, str, tuple[int, ..
 
 
 def _read_fully(fd: int, into: NDArray[np.uint8], at: int, path: str) -> NDArray[np.uint8]:
-    view, done = memoryview(into.data), 0
-    while done < into.size:
-        count = os.preadv(fd, [view[done:]], at + done)
-        if not count:
-            raise damaged(path, "the end of the file", at + done, at + into.size, at)
-        done += count
+    if (done := read_fully(fd, memoryview(into.data), at)) < into.size:
+        raise damaged(path, "the end of the file", at + done, at + into.size, at)
     return into
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.base.checksum import crc32c
-from headrace.base.files import lock
+from headrace.base.files import lock, write_all
 from headrace.errors import CorruptStore, SourceError, StoreExists, StoreNotFound, VolumeError
 
 if TYPE_CHECKING:
@@ -398,11 +398,11 @@ def _check_target(fd: int, text: str, total: int, *, force: bool) -> None:
 def _write(
     fd: int, files: StoreFiles, entries: list[CatalogEntry], total: int, progress: Progress | None
 ) -> None:
-    _write_all(fd, bytes(PAGE_BYTES), 0)  # what stood there is no catalog any more
+    write_all(fd, bytes(PAGE_BYTES), 0)  # what stood there is no catalog any more
     done = 0
     for entry in entries:
         if entry.name == MANIFEST:
-            _write_all(fd, files.manifest, entry.offset)
+            write_all(fd, files.manifest, entry.offset)
             done += len(files.manifest)
             continue
         path = files.folder / entry.name
@@ -418,7 +418,7 @@ def _write(
                         offset_bytes=at,
                         next_step="Write the image again.",
                     )
-                _write_all(fd, data, entry.offset + at)
+                write_all(fd, data, entry.offset + at)
                 at += len(data)
                 done += len(data)
                 if progress is not None:
@@ -426,20 +426,12 @@ def _write(
     os.fsync(fd)
     # A torn header is no catalog; a whole one names a table and files that are on the disk.
     catalog = pack_catalog(entries)
-    _write_all(fd, catalog[PAGE_BYTES:], PAGE_BYTES)
+    write_all(fd, catalog[PAGE_BYTES:], PAGE_BYTES)
     os.fsync(fd)
-    _write_all(fd, catalog[:PAGE_BYTES], 0)
+    write_all(fd, catalog[:PAGE_BYTES], 0)
     os.fsync(fd)
     if progress is not None:
         progress(total, total)
-
-
-def _write_all(fd: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(fd, view, offset)
-        view = view[written:]
-        offset += written
 
 
 def _refused(text: str, e: OSError) -> VolumeError:

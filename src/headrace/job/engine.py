@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from headrace import _native
+from headrace.base.files import read_fully, write_all
 from headrace.base.lifetime import Closing
 from headrace.config import ReaderOptions
 from headrace.errors import FabricError, HeadraceError, JobError, VolumeError
@@ -30,7 +31,6 @@ from headrace.fabric.host import HostOptions
 from headrace.fabric.identity import HostIdentity
 from headrace.io.batch_reader import BatchReader
 from headrace.io.objects.faults import RemoteStats
-from headrace.store.directory import read_fully, write_all
 from headrace.store.format import DATA_OFFSET
 from headrace.store.segment import Volumes
 

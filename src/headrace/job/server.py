@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.base.files import read_file
+from headrace.base.files import read_file, write_all
 from headrace.base.job import NodePlace, job_id, which_node
 from headrace.base.lifetime import Closing, Latch
 from headrace.config import reader_options
@@ -39,7 +39,6 @@ from headrace.job.share import (
     write_share_directory,
 )
 from headrace.store import Store, open_store
-from headrace.store.directory import write_all
 from headrace.store.format import PAGE_BYTES
 from headrace.store.manifest import FILE_NAME, Manifest, fingerprint_of, segment_from_json
 from headrace.store.opening import manifest_at

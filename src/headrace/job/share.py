@@ -27,6 +27,7 @@ import numpy as np
 
 from headrace import _native
 from headrace.base.checksum import crc32c
+from headrace.base.files import write_all
 from headrace.base.lifetime import Closing
 from headrace.config import ReaderOptions
 from headrace.errors import CorruptSample, VolumeError
@@ -36,7 +37,7 @@ from headrace.fabric.target import Target, TargetOptions
 from headrace.io.batch_reader import BatchReader
 from headrace.job.engine import connect_options, copy_namespace, identity_of
 from headrace.job.local_files import LocalFile
-from headrace.store.directory import DirectoryColumns, join_names, write_all, write_directory
+from headrace.store.directory import DirectoryColumns, join_names, write_directory
 from headrace.store.format import VolumeHeader, padded_size, volume_uuid
 from headrace.store.manifest import VolumeEntry, segment_of_header
 from headrace.store.segment_writer import Placer

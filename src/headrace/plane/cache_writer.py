@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace import _native
-from headrace.base.files import create_file, lock, lock_path, make_folder, open_folder
-from headrace.store.directory import DirectoryColumns, join_names, write_all, write_directory
+from headrace.base.files import create_file, lock, lock_path, make_folder, open_folder, write_all
+from headrace.store.directory import DirectoryColumns, join_names, write_directory
 from headrace.store.format import DATA_OFFSET, VolumeHeader, padded_size, volume_uuid
 from headrace.store.manifest import VolumeEntry, segment_of_header
 

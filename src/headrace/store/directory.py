@@ -15,13 +15,13 @@ import mmap
 import os
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headrace import _native
 from headrace.base.checksum import crc32c, crc32c_blocks
-from headrace.base.files import NewFile, remove_leftovers
+from headrace.base.files import NewFile, remove_leftovers, write_all
 from headrace.errors import SourceError
 from headrace.store.format import (
     CHECKSUM_BLOCK_BYTES,
@@ -347,27 +347,6 @@ def _page_checksums(fd: int, payload_offset: int, end: int) -> NDArray[np.uint32
         checksums = crc32c_blocks(payload, CHECKSUM_BLOCK_BYTES).astype("<u4")
         del payload  # the map cannot close while an array looks into it
     return checksums
-
-
-def write_all(fd: int, data: NDArray[np.uint8] | bytes | memoryview, offset: int) -> None:
-    """Writes all of `data` at `offset`, however often the kernel writes short."""
-    # Any: numpy's arrays are buffers, which their stubs say from Python 3.12 on only.
-    view = memoryview(cast("Any", data)).cast("B")
-    while view:
-        written = os.pwrite(fd, view[: 1 << 30], offset)
-        view = view[written:]
-        offset += written
-
-
-def read_fully(fd: int, view: memoryview, offset: int) -> int:
-    """Fills `view` from `offset`; returns fewer bytes than asked for only at the file's end."""
-    done = 0
-    while done < len(view):
-        count = os.preadv(fd, [view[done : done + (1 << 30)]], offset + done)
-        if count == 0:
-            break
-        done += count
-    return done
 
 
 # -- names ------------------------------------------------------------------------------------------

@@ -13,9 +13,10 @@ import numpy as np
 
 from headrace import _native
 from headrace.base.checksum import crc32c
+from headrace.base.files import write_all
 from headrace.errors import SourceChanged, SourceError, StoreNotFound
 from headrace.io.objects.location import base_name, is_pattern, is_url, join, local_path, scheme_of
-from headrace.store.directory import write_all, write_directory
+from headrace.store.directory import write_directory
 from headrace.store.format import corrupt
 from headrace.store.manifest import (
     FILE_NAME,

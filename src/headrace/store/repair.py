@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.checksum import crc32c
-from headrace.base.files import NewFile, open_stream, read_file, remove_leftovers
+from headrace.base.files import NewFile, open_stream, read_file, remove_leftovers, write_all
 from headrace.errors import CorruptStore, HeadraceError, SourceError, VolumeError
-from headrace.store.directory import split_names, write_all
+from headrace.store.directory import split_names
 from headrace.store.format import DATA_OFFSET, PAGE_BYTES, VolumeHeader, parse_volume_header
 from headrace.store.manifest import load_manifest
 from headrace.store.publish import check_free_space, disk_errors, locked

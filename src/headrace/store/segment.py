@@ -19,7 +19,7 @@ import numpy as np
 
 from headrace import _native
 from headrace.base.checksum import crc32c
-from headrace.base.files import open_file
+from headrace.base.files import open_file, read_fully
 from headrace.errors import (
     CorruptSample,
     CorruptStore,
@@ -30,7 +30,7 @@ from headrace.errors import (
     VolumeTimeout,
 )
 from headrace.io.objects.location import is_url
-from headrace.store.directory import read_fully, write_directory
+from headrace.store.directory import write_directory
 from headrace.store.format import PAGE_BYTES, VolumeHeader, check_volume_header, corrupt
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from headrace.base.checksum import crc32c
-from headrace.base.files import open_or_create
+from headrace.base.files import open_or_create, write_all
 from headrace.errors import VolumeError
-from headrace.store.directory import DirectoryColumns, write_all, write_directory
+from headrace.store.directory import DirectoryColumns, write_directory
 from headrace.store.format import DATA_OFFSET, VolumeHeader, padded_size, volume_uuid
 from headrace.store.manifest import Segment, VolumeEntry, segment_of_header
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from headrace.base.files import write_all
 from headrace.errors import HeadraceError
-from headrace.store.directory import write_all
 
 if TYPE_CHECKING:
     import mmap

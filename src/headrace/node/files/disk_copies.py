@@ -26,10 +26,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace import _native
-from headrace.base.files import create_file, lock_path, make_folder, read_file, replace_file
+from headrace.base.files import (
+    create_file,
+    lock_path,
+    make_folder,
+    read_file,
+    replace_file,
+    write_all,
+)
 from headrace.errors import StoreError
 from headrace.plane.disk_cache import disk_room
-from headrace.store.directory import write_all
 
 if TYPE_CHECKING:
     from headrace.node.files.copies import Bytes

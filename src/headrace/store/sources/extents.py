@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 import numpy as np
 
 from headrace.base.checksum import crc32c
+from headrace.base.files import read_fully
 from headrace.errors import SourceChanged, SourceError
 from headrace.io.objects.faults import Failure
-from headrace.store.directory import read_fully
 from headrace.store.sources.scan import (
     Problem,
     check_unchanged,

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 import numpy as np
 
 from headrace.base.extras import import_extra
+from headrace.base.files import read_fully
 from headrace.errors import SourceError
 from headrace.io.objects.faults import Failure
 from headrace.io.objects.location import has_magic, shown
-from headrace.store.directory import columns_of, read_fully
+from headrace.store.directory import columns_of
 from headrace.store.manifest import VolumeEntry
 from headrace.store.sources.contents import labels_of, sort_files
 from headrace.store.sources.scan import (
