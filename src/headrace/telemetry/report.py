@@ -211,7 +211,6 @@ def _judged(
     return replace(use, waste=waste, advice=tuple(advice))
 
 
-LITTLE: Final = 0.05  # who waits for less than this share of its time does not starve
 _STAGED: Final = "headrace://"  # what a job's staged data are known by, as a file system
 
 _STAGED_HELP: Final = (
