@@ -125,8 +125,11 @@ def test_a_browser_that_does_not_read_is_hung_up_on_and_others_go_on(serve):
     quick.close()
 
 
-def test_nobody_looks_while_nobody_watches(serve):
+def test_nobody_looks_while_nobody_watches_but_for_once_at_the_beginning(serve):
     web = serve()
+    until(lambda: web.web.live.looks)
+    time.sleep(0.7)
+    assert web.web.live.looks == 1
     stream = web.listen()
     stream.next()
     stream.next()

@@ -231,17 +231,14 @@ def test_the_first_tab_skips_to_the_content_and_focus_is_seen(browser, site):
     assert browser.run("return document.activeElement.id") == "main"
 
 
-def test_on_a_phone_the_menu_shows_where_one_is(browser, site):
+def test_on_a_phone_all_of_the_menu_is_seen(browser, site):
     show(browser, site, "/stores", width=280)
-    inside = (
-        "const e = document.querySelector('nav a[aria-current]').getBoundingClientRect();"
-        "const ul = document.querySelector('nav ul');"
-        "return [ul.scrollWidth > ul.clientWidth, ul.scrollLeft, e.left >= 0 && e.right <= innerWidth]"
+    outside = (
+        "return [...document.querySelectorAll('nav a')].filter(e => {"
+        "const b = e.getBoundingClientRect(); return b.left < 0 || b.right > innerWidth}).length"
     )
-    until(lambda: browser.run(inside)[1] > 0)
-    wider, _, seen = browser.run(inside)
-    assert wider
-    assert seen
+    assert browser.run(outside) == 0
+    assert not browser.too_wide()
 
 
 def test_the_leaderboard_is_sorted_and_filtered(browser, site):

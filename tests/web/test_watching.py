@@ -1,5 +1,6 @@
 """A real cluster's pictures: out of history files, a scheduler's snapshot and a controller."""
 
+import dataclasses
 import time
 from functools import partial
 
@@ -107,6 +108,21 @@ def test_the_scheduler_knows_gpus_and_the_history_how_they_fare(history):
     assert "burnt" in cluster.nodes[2].away
     totals = cluster.totals()
     assert (totals["waiting"], totals["away"], totals["idle"], totals["known"]) == (1, 1, 1, 4)
+
+
+def test_where_nobody_has_a_gpu_jobs_are_on_nodes(tmp_path):
+    folder = tmp_path / "history"
+    folder.mkdir()
+    write(folder, "n1", {"17": (0.5, 0, "decode", "")})
+    without = dataclasses.replace(
+        snapshot(),
+        nodes=tuple(dataclasses.replace(n, gpus=0, gpus_allocated=()) for n in snapshot().nodes),
+    )
+    for layout in (None, lambda: nodes_of_scheduler(without)):
+        cluster = watching(folder, layout=layout).cluster()
+        assert cells(cluster) == [("n1", "17", 0.5)]
+        assert not cluster.totals()["has_gpus"]
+    assert cluster.totals()["waiting"] == 1
 
 
 def test_without_a_history_there_are_nodes_and_a_note(tmp_path):

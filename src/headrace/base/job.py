@@ -652,7 +652,9 @@ def restarts() -> int:
 def tell_resumed(rank: int, epoch: int, position: int, length: int) -> None:
     """Say in the log of a launched job, on one rank, where its loader goes on."""
     if rank == 0 and os.environ.get("HEADRACE_LAUNCH"):
-        sys.stderr.write(f"headrace: resumed from epoch {epoch}, sample {position:,} of {length:,}\n")
+        sys.stderr.write(
+            f"headrace: resumed from epoch {epoch}, sample {position:,} of {length:,}\n"
+        )
 
 
 def clean(text: str) -> str:

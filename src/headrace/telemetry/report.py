@@ -228,8 +228,8 @@ def hint_of(record: JobRecord) -> str:
     share = record.stall
     if record.has_few_steps:
         return (
-            f"{counted(round(record.total('batches')), 'step')}, of all ranks together, say too little of "
-            "whether it waits for data: look again when there are more"
+            f"{counted(round(record.total('batches')), 'step')}, of all ranks together, are too few to say "
+            "whether it waits for data"
         )
     if share is None:
         return (

@@ -1,8 +1,8 @@
 """Live: looks at a source now and then, and sends browsers what changed, by server-sent events.
 
-Nobody looks while nobody watches. A browser that comes is sent everything once, then what changes; one that
-does not keep up, or is gone without a word, is hung up on, and comes again by itself. So memory is bounded:
-`CLIENTS_MAX` browsers, `QUEUE_MAX` messages each, which all share.
+After the first look, nobody looks while nobody watches. A browser that comes is sent everything once, then
+what changes; one that does not keep up, or is gone without a word, is hung up on, and comes again by itself.
+So memory is bounded: `CLIENTS_MAX` browsers, `QUEUE_MAX` messages each, which all share.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class Live:
         self._watched = asyncio.Event()
 
     async def run(self) -> None:
-        """Look for ever, as long as somebody watches."""
+        """Look once, so that who comes first need not wait, and then as long as somebody watches."""
+        await self.look()
         while True:
             await self._watched.wait()
             if not self.clients:

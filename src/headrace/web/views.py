@@ -111,6 +111,7 @@ class ClusterMoment:
     busy: NDArray[np.uint8]  # (GPUs) uint8, likewise
     waiting: int = 0  # jobs that wait for GPUs
     notes: tuple[str, ...] = ()  # what could not be seen, a sentence each
+    has_gpus: bool = True  # else what is called a GPU here is a job's place on a node
 
     def totals(self) -> dict[str, Any]:
         """What stands above the grid."""
@@ -122,6 +123,7 @@ class ClusterMoment:
         used = self.busy[held & (self.busy != UNKNOWN)].astype(np.float64) / LEVELS
         return {
             "nodes": len(self.nodes),
+            "has_gpus": self.has_gpus,
             "gpus": len(self.holders),
             "held": int(held.sum()),
             "idle": int((~held & ~away).sum()),
@@ -230,6 +232,7 @@ class ClusterLayout:
     holders: Sequence[Sequence[str]]  # of each node, the job of each GPU; '' for none
     jobs: dict[str, JobBox]  # by id, what is known of them without the history
     waiting: int = 0  # jobs that wait for GPUs
+    has_gpus: bool = True  # see `ClusterMoment`
 
 
 def nodes_of_scheduler(snapshot: ClusterSnapshot) -> ClusterLayout:
@@ -266,7 +269,8 @@ def nodes_of_scheduler(snapshot: ClusterSnapshot) -> ClusterLayout:
     }  # fmt: skip
     if any("?" in held for held in holders):
         jobs["?"] = JobBox(job_id="?", name="a job that is not known")
-    return ClusterLayout(boxes, holders, jobs, board.totals.waiting)
+    has_gpus = any(box.gpus for box in boxes)
+    return ClusterLayout(boxes, holders, jobs, board.totals.waiting, has_gpus)
 
 
 def nodes_of_agents(parts: Sequence[tuple[str, JobRecord]]) -> ClusterLayout:
@@ -277,10 +281,12 @@ def nodes_of_agents(parts: Sequence[tuple[str, JobRecord]]) -> ClusterLayout:
             by_node.setdefault(name, []).append(record)
     boxes, holders = [], []
     jobs: dict[str, JobBox] = {}
+    has_gpus = False
     for name in sorted(by_node):
         held: list[str] = []
         for record in sorted(by_node[name], key=lambda r: r.job_id):
-            count = max(1, min(64, round(record.total("gpus") or _gpus(record))))
+            gpus = round(record.total("gpus") or _gpus(record))
+            count, has_gpus = max(1, min(64, gpus)), has_gpus or gpus > 0
             held += [record.job_id] * count
             known = jobs.get(record.job_id)
             jobs[record.job_id] = JobBox(
@@ -290,7 +296,7 @@ def nodes_of_agents(parts: Sequence[tuple[str, JobRecord]]) -> ClusterLayout:
             )  # fmt: skip
         boxes.append(NodeBox(name, "", len(held)))
         holders.append(held)
-    return ClusterLayout(boxes, holders, jobs)
+    return ClusterLayout(boxes, holders, jobs, has_gpus=has_gpus)
 
 
 def _gpus(record: JobRecord) -> float:
@@ -326,7 +332,7 @@ def cluster_of(
     return ClusterMoment(
         taken_s=taken_s, nodes=layout.nodes, jobs=boxes, holders=np.array(holders, np.int32),
         stall=levels(np.array(stall, np.float64)), busy=levels(np.array(busy, np.float64)),
-        waiting=layout.waiting, notes=notes,
+        waiting=layout.waiting, notes=notes, has_gpus=layout.has_gpus,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ file systems now. Without a scheduler the nodes are those that agents tell of.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import time
 from collections import deque
@@ -94,7 +95,12 @@ class ClusterSource:
         if parts is None and layout is None:
             raise TelemetryError(" ".join(notes) or "nothing can be seen")
         records = parts or []
-        return cluster_of(layout or nodes_of_agents(records), records, now, tuple(notes))
+        if (
+            layout is None or not layout.has_gpus
+        ):  # a scheduler's nodes without GPUs say nothing of CPUs
+            waiting = 0 if layout is None else layout.waiting
+            layout = dataclasses.replace(nodes_of_agents(records), waiting=waiting)
+        return cluster_of(layout, records, now, tuple(notes))
 
     def records(self) -> list[JobRecord]:
         """Jobs of the last day."""

@@ -59,11 +59,11 @@ export function over(width, times, bands, { height = 150, unit = String, name = 
     parts.push(svg("g", {}, svg("path", { d: `M${at} ${TOP}V${base}`, class: "mark-line" }), ...(m.flag ? [svg("circle", { cx: at, cy: TOP, r: 7.5, class: "flag" }), Object.assign(svg("text", { x: at, y: TOP + 4, "text-anchor": "middle", class: "flag-text" }), { textContent: String(i + 1) })] : []), caption));
   });
   if (end) {
-    const steps = Math.max(2, Math.floor(w / 110));
+    const steps = last > first ? Math.max(2, Math.floor(w / 110)) : 0;
     for (let i = 0; i <= steps; i++) {
-      const at = first + ((last - first) * i) / steps;
+      const at = first + ((last - first) * i) / (steps || 1);
       const t = svg("text", { x: x(at), y: base + 15, "text-anchor": i === 0 ? "start" : i === steps ? "end" : "middle", class: "soft" });
-      t.textContent = last - first < 30 ? seconds(at - first) : clock(at, last - first < 600); parts.push(t);
+      t.textContent = steps && last - first < 30 ? seconds(at - first) : clock(at, last - first < 600); parts.push(t);
     }
   }
   return svg("svg", { viewBox: `0 0 ${width} ${total}`, width, height: total, role: "img", "aria-label": name }, parts);

@@ -41,10 +41,13 @@ function fits(slot) {
   return (!wanted.user || job[USER] === wanted.user) && (!wanted.cause || job[CAUSE] === wanted.cause) && (!text || job[ID].toLowerCase().includes(text) || job[NAME].toLowerCase().includes(text));
 }
 
+// What a cell stands for: a GPU or, where no job has one, a job's place on a node.
+const cell = (n = 1) => `${totals?.has_gpus === false ? "node" : "GPU"}${n === 1 ? "" : "s"}`;
+const at = (gpu) => `${nodes.names[grid.nodeOf[gpu]]}${totals?.has_gpus === false ? "" : `, GPU ${gpu - grid.first[grid.nodeOf[gpu]]}`}`;
 const share = (level) => (level === UNKNOWN ? null : level / LEVELS);
 
 function words(gpu) {
-  const node = grid.nodeOf[gpu], place = `${nodes.names[node]}, GPU ${gpu - grid.first[node]}`, job = jobs.get(holders[gpu]);
+  const node = grid.nodeOf[gpu], place = at(gpu), job = jobs.get(holders[gpu]);
   if (!job) return `${place}: ${nodes.away[node] ? `away, ${nodes.away[node]}` : "idle"}`;
   const s = share(stall[gpu]);
   return `${place}: job ${job[ID]} ${job[NAME]} of ${job[USER]}, waits ${percent(s)}${job[CAUSE] && s >= LITTLE ? `, ${causeName(job[CAUSE])}` : ""}`;
@@ -65,17 +68,17 @@ function aside() {
   if (gpu < 0) { if (!place.classList.contains("empty-aside")) { place.classList.add("empty-aside"); fill(place, first.map((n) => n.cloneNode(true))); } return; }
   place.classList.remove("empty-aside");
   const node = grid.nodeOf[gpu], slot = holders[gpu], job = jobs.get(slot), s = share(stall[gpu]);
-  const where = h("h2", {}, `${nodes.names[node]}, GPU ${gpu - grid.first[node]}`);
+  const where = h("h2", {}, at(gpu));
   if (!job) { fill(place, where, h("p", {}, nodes.away[node] ? `Away: ${nodes.away[node]}.` : "Idle: no job holds it.")); return; }
   const line = past.get(slot) || [];
   fill(place, where,
-    h("p", {}, h("span", { class: "num" }, percent(s)), s === null ? "" : ` of its time this GPU waits for data${job[MEASURED] ? "" : ", probably"}.`),
+    h("p", {}, h("span", { class: "num" }, percent(s)), s === null ? "" : ` of its time this ${cell()} waits for data${job[MEASURED] ? "" : ", probably"}.`),
     line.length > 1 && spark(line, { most: Math.max(0.2, ...line) * 1.1, height: 36, width: 260, name: `The job's waiting since this page was opened: now ${percent(line[line.length - 1])}` }),
     facts("", [["Job", h("a", { href: `/job?id=${encodeURIComponent(job[ID])}` }, `${job[ID]} ${job[NAME]}`)],
       ["User", h("button", { class: "quiet", type: "button", title: "Only this user's jobs", onclick: () => held.set("user", job[USER]) }, job[USER])],
-      ["Has", `${count(job[GPUS])} GPU${job[GPUS] === 1 ? "" : "s"} on ${count(job[NODES])} node${job[NODES] === 1 ? "" : "s"}`],
+      ["Has", `${totals.has_gpus ? `${count(job[GPUS])} ${cell(job[GPUS])} on ` : ""}${count(job[NODES])} node${job[NODES] === 1 ? "" : "s"}`],
       ["Waits for", job[CAUSE] ? [h("i", { class: `swatch ${causeColour(job[CAUSE])}` }), ` ${causeName(job[CAUSE])}`, causeText(job[CAUSE]) && `: ${causeText(job[CAUSE])}`] : "hardly anything"], ["On", job[SYSTEM]]]),
-    facts("facts-more", [["Account", job[ACCOUNT]], ["Runs for", job[STARTED] ? seconds(taken_s - job[STARTED]) : "not known"], ["GPU use", percent(share(busy[gpu]))], ["Known by", job[MEASURED] ? "measuring" : "inferring: it does not read through headrace"]]));
+    facts("facts-more", [["Account", job[ACCOUNT]], ["Runs for", job[STARTED] ? seconds(taken_s - job[STARTED]) : "not known"], ["GPU use", totals.has_gpus ? percent(share(busy[gpu])) : ""], ["Known by", job[MEASURED] ? "measuring" : "inferring: it does not read through headrace"]]));
 }
 const facts = (kind, rows) => h("dl", { class: kind }, rows.filter((r) => r[1]).map(([t, d]) => [h("dt", {}, t), h("dd", {}, d)]));
 const first = [...$("aside").children].map((n) => n.cloneNode(true));
@@ -94,7 +97,7 @@ function paint() {
   const filtered = wanted.user || wanted.job || wanted.cause || wanted.partition;
   let n = 0, lost = 0; const seen = new Set();
   if (filtered) for (const i of grid.order) if (holders[i] >= 0 && fits(holders[i])) { n += 1; seen.add(holders[i]); if (stall[i] !== UNKNOWN) lost += stall[i] / LEVELS; }
-  $("matched").textContent = filtered ? `${count(n)} GPUs of ${count(seen.size)} jobs; ${count(lost)} GPUs' worth waits` : "";
+  $("matched").textContent = filtered ? `${count(n)} ${cell(n)} of ${count(seen.size)} jobs; ${count(lost)} ${cell(2)}' worth waits` : "";
   for (const key of document.querySelectorAll("#figures button[data-cause]")) key.setAttribute("aria-pressed", key.dataset.cause === wanted.cause);
 }
 
@@ -105,16 +108,20 @@ function legend() {
   const key = (kind, text) => h("span", {}, h("i", { class: `swatch ${kind}` }), ` ${text}`);  // one does not stand without the other
   const idle = [key("", "idle"), key("away", "away"), key("unknown", "not known")];
   const parts = { stall: ["waits 0 %", h("span", { class: "ramp" }), "100 % of its time"], use: ["GPU works 100 %", h("span", { class: "ramp" }), "0 % of its time"],
-    cause: ["a GPU that waits more than 5 % has its cause's colour (above)", key("calm", "waits less")], job: ["each job has a colour; point at one to see all its GPUs"] }[wanted.by] || [];
+    cause: [`a ${cell()} that waits more than 5 % has its cause's colour (above)`, key("calm", "waits less")], job: ["each job has a colour; point at one to see all its places"] }[wanted.by] || [];
   fill($("legend"), [...parts, ...idle].map((p) => (p instanceof Node ? p : h("span", {}, p))));
 }
 
 function figures() {
   const t = totals, lost = t.known ? t.lost / t.known : null, [most] = t.causes;
-  fill($("answer"), t.known ? [h("strong", {}, `${t.lost < 10 ? +t.lost.toFixed(1) : count(t.lost)} of ${count(t.known)} busy GPU${t.known === 1 ? "" : "s"}`), ` (${percent(lost)}) are lost to waiting for data now`, most ? [", most to ", h("strong", {}, causeName(most[0])), causeText(most[0]) && ` (${causeText(most[0])})`] : "", "."]
-    : [`${count(t.gpus)} GPUs, ${count(t.held)} of them in use; nothing is known yet of how long they wait.`]);
-  fill($("worth"), h("b", {}, count(t.lost)), h("span", {}, "GPUs' worth of waiting"));
-  fill($("worthspark"), spark(lostPast, { name: `GPUs' worth of waiting since this page was opened, now ${count(t.lost)}`, width: 240, height: 44, most: Math.max(...lostPast) * 1.3 || 1 }));
+  const worth = t.lost < 10 ? String(+t.lost.toFixed(1)) : count(t.lost);
+  fill($("answer"), t.known ? [h("strong", {}, `${worth} of ${count(t.known)} busy ${cell(t.known)}`), ` (${percent(lost)}) are lost to waiting for data now`, most ? [", most to ", h("strong", {}, causeName(most[0])), causeText(most[0]) && ` (${causeText(most[0])})`] : "", "."]
+    : [t.gpus ? `${count(t.gpus)} ${cell(t.gpus)}, ${count(t.held)} of them in use; nothing is known yet of how long they wait.` : "No job runs that an agent saw, and no GPU is known."]);
+  fill($("worth"), h("b", {}, worth), h("span", {}, `${cell(2)}' worth of waiting`));
+  fill($("worthspark"), spark(lostPast, { name: `${cell(2)}' worth of waiting since this page was opened, now ${count(t.lost)}`, width: 240, height: 44, most: Math.max(...lostPast) * 1.3 || 1 }));
+  for (const box of [...$("figures").querySelectorAll("li.one")].slice(0, 4)) box.hidden = !t.has_gpus;
+  form.querySelector("[name=by] [value=use]").hidden = !t.has_gpus;
+  document.querySelector("h1").textContent = `Which ${cell(2)} wait for data`;
   const rest = [percent(t.busy), "GPU use", count(t.held), `of ${count(t.gpus)} GPUs in use`, count(t.idle), "GPUs idle", count(t.away), "GPUs away", count(t.running), `jobs run, ${count(t.waiting)} wait`];
   [...$("figures").querySelectorAll("li.one > *")].forEach((e, i) => { if (e.textContent !== rest[i]) e.textContent = rest[i]; });
   causes(t);
@@ -158,7 +165,7 @@ function behindIt() {
     for (let k = grid.first[i]; k < grid.first[i] + nodes.gpus[i]; k++) { if (holders[k] >= 0) { here.add(holders[k]); if (stall[k] !== UNKNOWN) { known += 1; total += stall[k] / LEVELS; } } }
     return [name, nodes.partitions[nodes.partition[i]], known ? total / known : null, total, [...here].map((s) => jobs.get(s)?.[ID]).join(", "), nodes.away[i] || ""];
   }).sort((a, b) => b[3] - a[3]).slice(0, 100);
-  fill($("nodes"), table(["Node", "Partition", "Waits", "GPUs lost", "Jobs", "Away"], rows.map((r) => [r[0], r[1], r[2] === null ? "" : percent(r[2]), r[3].toFixed(2), r[4], r[5]])));
+  fill($("nodes"), table(["Node", "Partition", "Waits", `${cell(2)} lost`, "Jobs", "Away"], rows.map((r) => [r[0], r[1], r[2] === null ? "" : percent(r[2]), r[3].toFixed(2), r[4], r[5]])));
 }
 $("behind").addEventListener("toggle", behindIt);
 
@@ -177,4 +184,4 @@ function take(message, whole) {
   if (whole && !performance.getEntriesByName("painted").length) requestAnimationFrame(() => setTimeout(() => performance.mark("painted")));
 }
 
-live(true, { full: (message) => take(message, true), tick: (message) => { if (nodes) take(message, false); }, trouble: (message) => trouble(message.text) });
+live(true, { full: (message) => take(message, true), tick: (message) => { if (nodes) take(message, false); }, trouble: (message) => { trouble(message.text); if (!nodes) $("answer").textContent = "Nothing can be shown."; } });

@@ -45,7 +45,7 @@ function scaled(n, units, base = 1000) {
 }
 export const bytes = (n) => scaled(n, ["B", "kB", "MB", "GB", "TB", "PB"]);
 export const rate = (n, unit = "B/s") => (unit === "B/s" ? `${bytes(n)}/s` : `${number(n)} ${unit}`);
-export const hours = (n) => (n >= 100 ? whole.format(n) : n >= 1 ? n.toPrecision(3) : three.format(n));
+export const hours = (n) => (n >= 100 ? whole.format(n) : n >= 1 ? n.toPrecision(3) : n > 0 && n < 1e-4 ? "under 0.0001" : three.format(n));
 export function seconds(s) {
   if (s === 0) return "0 s";
   if (s < 1e-3) return `${three.format(s * 1e6)} \u00b5s`;
@@ -150,8 +150,3 @@ export const behind = (what, make) => {
   element.addEventListener("toggle", () => { if (element.open && element.children.length === 1) element.append(h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": what }, make())); });
   return element;
 };
-
-// On a phone the menu may be wider than the window: where one is, is to be seen. Not by `scrollIntoView`, after which
-// Chromium's first Tab would go on from there, past the link that skips to the content.
-const here = document.querySelector("nav a[aria-current]"), menu = here?.closest("ul");
-if (menu) menu.scrollLeft += here.getBoundingClientRect().left - menu.getBoundingClientRect().left - (menu.clientWidth - here.clientWidth) / 2;

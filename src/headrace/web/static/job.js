@@ -14,7 +14,7 @@ function build() {
   parts = { figures: h("ul", { class: "figures" }), facts: h("dl", { class: "facts" }), ranks: h("div"), tables: h("div"), shown: h("p", { class: "soft" }), causes: h("div"), legend: h("div") };
   const none = (what) => h("p", { class: "empty" }, what);
   fill($("job"), parts.figures, parts.shown,
-    h("figure", {}, h("figcaption", {}, "GPU use"), use), h("figure", {}, h("figcaption", {}, "Waiting for data, share of the steps' time"), stall),
+    page.facts.gpu_hours > 0 && h("figure", {}, h("figcaption", {}, "GPU use"), use), h("figure", {}, h("figcaption", {}, "Waiting for data, share of the steps' time"), stall),
     h("figure", {}, h("figcaption", {}, "Bytes a second, by where they came from"), flow, parts.legend, parts.tables),
     h("div", { class: "columns" }, h("section", {}, h("h2", {}, "Ranks"), parts.ranks), h("section", {}, h("h2", {}, "What it waited for"), parts.causes, h("h2", {}, "Facts"), parts.facts)));
   const known = (values) => values.some((v) => v !== null);
@@ -31,8 +31,8 @@ function show() {
   document.title = `Job ${f.job_id} - headrace`;
   fill($("answer"), page.running ? "It runs. " : "It is over. ", f.hint ? `${f.hint[0].toUpperCase()}${f.hint.slice(1)}.` : "");
   if (!parts) build(); else parts.draw.forEach((again) => again());
-  const lost = f.gpu_hours_lost;
-  fill(parts.figures, [[percent(page.running ? page.now ?? f.stall : f.stall), page.running ? "waits for data now" : "waited for data"], [hours(lost), `of ${hours(f.gpu_hours)} GPU-hours lost`], [percent(f.gpu_use), "GPU use"], [count(f.gpus), `GPUs on ${count(f.node_count)} node${f.node_count === 1 ? "" : "s"}`], [seconds(f.seconds), page.running ? "so far" : "in all"]].map(([b, s]) => h("li", {}, h("b", {}, b), h("span", {}, s))));
+  const lost = f.gpu_hours_lost, gpus = f.gpu_hours > 0, nodes = `${count(f.node_count)} node${f.node_count === 1 ? "" : "s"}`;
+  fill(parts.figures, [[percent(page.running ? page.now ?? f.stall : f.stall), page.running ? "waits for data now" : "waited for data"], ...(gpus ? [[hours(lost), `of ${hours(f.gpu_hours)} GPU-hours lost`], [percent(f.gpu_use), "GPU use"], [count(f.gpus), `GPUs on ${nodes}`]] : [[hours(f.cpu_hours), `CPU-hours on ${nodes}`]]), [seconds(f.seconds), page.running ? "so far" : "in all"]].map(([b, s]) => h("li", {}, h("b", {}, b), h("span", {}, s))));
   const from_s = page.times[0], to_s = page.times[page.times.length - 1];
   parts.shown.textContent = from_s - f.first_s > 60 ? `Pictures show its last ${seconds(to_s - from_s)}.` : "";
   fill(parts.legend, tiers().length ? keys(tiers()) : []);
@@ -43,7 +43,7 @@ function show() {
   ranks();
   const total = Object.values(f.stall_s).reduce((a, b) => a + b, 0);
   fill(parts.causes, total ? h("ul", { class: "keys" }, Object.entries(f.stall_s).filter(([, s]) => s >= 0.0005 * total).sort((a, b) => b[1] - a[1]).map(([cause, s]) => h("li", {}, h("i", { class: causeColour(cause) }), `${causeName(cause)} ${percent(s / total)}`, causeText(cause) && `: ${causeText(cause)}`))) : h("p", { class: "empty" }, "Nothing, as far as is known."));
-  fill(parts.facts, [["User", f.user], ["Account", f.account], ["Partition", f.partition], ["Began", day(f.first_s)], ["Nodes", f.nodes.slice(0, 12).join(", ") + (f.node_count > 12 ? ` and ${f.node_count - 12} more` : "")], ["Lost on", Object.entries(f.gpu_hours_lost_by_file_system).filter(([n, v]) => n && v > 0).map(([n, v]) => `${n} ${hours(v)} GPU-h`).join(", ")], ["Read", f.read_bytes ? bytes(f.read_bytes) : ""], ["Known by", f.quality === "measured" ? "measuring" : "inferring: it does not read through headrace"]].filter((r) => r[1]).map(([t, d]) => [h("dt", {}, t), h("dd", {}, d)]));
+  fill(parts.facts, [["User", f.user], ["Account", f.account], ["Partition", f.partition], ["Began", day(f.first_s)], ["Restarts", f.restarts ? count(f.restarts) : ""], ["Nodes", f.nodes.slice(0, 12).join(", ") + (f.node_count > 12 ? ` and ${f.node_count - 12} more` : "")], ["Lost on", Object.entries(f.gpu_hours_lost_by_file_system).filter(([n, v]) => n && v > 0).map(([n, v]) => `${n} ${hours(v)} GPU-h`).join(", ")], ["Read", f.read_bytes ? bytes(f.read_bytes) : ""], ["Known by", f.quality === "measured" ? "measuring" : "inferring: it does not read through headrace"]].filter((r) => r[1]).map(([t, d]) => [h("dt", {}, t), h("dd", {}, d)]));
   document.body.dataset.looks = String(Number(document.body.dataset.looks || 0) + 1);
 }
 
