@@ -185,6 +185,21 @@ def test_decoding_is_told_what_it_does_not_do_already(native, cpu_s, advice, gai
 
 
 @pytest.mark.parametrize(
+    ("workers", "cpus", "busy", "advice", "gain"),
+    [
+        (1, 2, 0.53, "decode in 2 threads or workers (num_workers=2) instead of 1", 0.48),
+        (1, 2, 0.95, "make decoding and transforms cheaper", 0.5),  # another one would find no room
+        (2, 8, 0.3, "(num_workers=7)", 5 / 7),
+    ],
+)
+def test_a_worker_more_is_advised_where_it_finds_room(workers, cpus, busy, advice, gain):
+    seen = Evidence(decode_threads=workers, cpus=cpus, cpu_share=busy)
+    verdict = run_of({"decode": 0.09}, seen, work_s=0.18, cpu_s=0.18)
+    assert advice in verdict.action
+    assert verdict.gain_s == pytest.approx(gain * verdict.stall_s, rel=0.02)
+
+
+@pytest.mark.parametrize(
     ("workers", "action", "gain"), [
         (1, "let 12 workers wait at a time instead of 1 (num_workers=12)", 11 / 12),
         (4, "let 16 workers wait at a time instead of 4 (num_workers=16)", 3 / 4),
@@ -201,7 +216,18 @@ def test_what_a_data_set_waits_for_itself_more_workers_wait_for_together(workers
 
 def test_nothing_is_said_to_be_gained_from_what_nobody_measured():
     text = str(run_of({"hand": 0.09}, Evidence(interpreter_looks=100)))
-    assert "gain      not known: nobody measured what this time was" in text
+    assert "gain      not known: " in text
+
+
+@pytest.mark.parametrize(
+    ("busy", "advice"), [(0.97, "stop what else runs here"), (0.4, "use larger batches")]
+)
+def test_of_batches_that_were_ready_it_is_said_that_they_were(busy, advice):
+    found = run_of({"hand": 0.09}, Evidence(interpreter_looks=100, cpu_share=busy))
+    assert found.main is Cause.OTHER
+    assert advice in found.action
+    assert "batches were ready, and were handed over" in found.evidence[0]
+    assert "no phase that is measured" not in found.evidence[0]
 
 
 def test_processes_that_decode_do_not_have_this_ones_lock():

@@ -56,7 +56,9 @@ _READS_MOST: Final = 256
 
 def _action_for(main: Cause, case: _Case) -> _Action:
     seconds = case.causes[main]
-    own = {Cause.PREFETCH: _prefetch, Cause.LATENCY: _latency, Cause.DECODE: _decode}.get(main)
+    own = {
+        Cause.PREFETCH: _prefetch, Cause.LATENCY: _latency, Cause.DECODE: _decode, Cause.OTHER: _other,
+    }.get(main)  # fmt: skip
     if own is not None:
         return own(seconds, case.waits, case.reading, case.seen)
     if main is Cause.SLOW_RANK:
@@ -68,7 +70,7 @@ def _action_for(main: Cause, case: _Case) -> _Action:
         return _wait_together(seconds, case)
     if _is_staged(case.seen) and main in _OF_SOURCE:
         return _STAGED, seconds, _STAGED_GAIN
-    return main.remedy, 0.0 if main is Cause.OTHER else seconds, _GAINS[main]
+    return main.remedy, seconds, _GAINS[main]
 
 
 _WORKERS_MOST: Final = 16
@@ -116,7 +118,6 @@ _GAINS: Final[Mapping[Cause, str]] = {
     Cause.PYTHON: "the time for which batches waited for the interpreter's lock",
     Cause.COLLATE: "the time for which batches waited for being put together",
     Cause.TRANSFER: "the time for which batches waited for being copied",
-    Cause.OTHER: "not known: nobody measured what this time was",
 }
 """From what the gain is computed where the cause's remedy is the action."""
 
@@ -175,6 +176,10 @@ _COMPUTED_LITTLE: Final = 0.5
 """Decoding that had a processor for less of its time waited for something."""
 
 
+_IDLE_ENOUGH: Final = 0.6
+"""Of a processor: another worker finds room there. A worker on one of two leaves a little less than 1."""
+
+
 def _decode(seconds: float, waits: StepWaits, _: ReadWaits, seen: Evidence) -> _Action:
     threads, cpus = seen.decode_threads, seen.cpus
     idle = cpus * (1.0 - seen.cpu_share) if cpus and math.isfinite(seen.cpu_share) else 0.0
@@ -189,13 +194,15 @@ def _decode(seconds: float, waits: StepWaits, _: ReadWaits, seen: Evidence) -> _
             )
             gain_s = seconds * max(0.0, 1.0 - running / workers)
             return action, gain_s, f"{workers} at a time instead of {running:.1f}"
-    if threads and idle >= 1.0:
-        more = threads + math.floor(idle)
+    if threads and idle >= _IDLE_ENOUGH:
+        # One more than whole processors are idle: what decodes in a part of one is not slower for it.
+        more = threads + max(1, math.floor(idle))
         how = "" if seen.native_decode else f" (num_workers={more})"
+        at_a_time = min(float(more), threads + idle)
         return (
             f"decode in {more} threads or workers{how} instead of {threads}: {idle:.1f} processors are idle",
-            seconds * (1.0 - threads / more),
-            f"{more} at a time instead of {threads}",
+            seconds * (1.0 - threads / at_a_time),
+            f"{at_a_time:.3g} at a time instead of {threads}",
         )
     if computed < _COMPUTED_LITTLE:
         # Native decoders wait for nothing but a processor.
@@ -212,10 +219,32 @@ def _decode(seconds: float, waits: StepWaits, _: ReadWaits, seen: Evidence) -> _
         )
     else:
         action = (
-            "make decoding cheaper: of pictures in a store, decode=headrace.Images(...) decodes only what a "
-            "crop needs; or store them smaller, or ask for more processors"
+            "make decoding and transforms cheaper (profile dataset[0]): of pictures in a store, "
+            "decode=headrace.Images(...) decodes only what a crop needs; or store them smaller, or ask for "
+            "more processors"
         )
     return action, 0.5 * seconds, "a decoder twice as fast"
+
+
+_BUSY: Final = 0.9
+"""Of the processors: whoever is ready waits for one."""
+
+
+def _handed_s(waits: StepWaits) -> float:
+    """For how long batches that were ready were waited for."""
+    return float(waits.phases[:, PHASES.index("hand")].sum())
+
+
+def _other(_seconds: float, waits: StepWaits, _: ReadWaits, seen: Evidence) -> _Action:
+    if _handed_s(waits) <= waits.unknown_s.sum():
+        return Cause.OTHER.remedy, 0.0, "not known: nobody measured what this time was"
+    how = "not known: it was not measured which part of handing over takes the time"
+    if seen.cpu_share >= _BUSY:
+        action = (
+            "stop what else runs here, or ask for more processors: batches were ready, and whoever "
+        )
+        return f"{action}hands them over waits for a processor", 0.0, how
+    return "use larger batches: they were ready, and handing each over takes its time", 0.0, how
 
 
 _READ_CAUSES: Final = frozenset((
@@ -266,7 +295,11 @@ def _cause_line(cause: Cause, case: _Case) -> str:
     elif cause is Cause.OTHER:
         known = math.isfinite(seen.cpu_share)
         busy = f"; processors were {seen.cpu_share:.0%} busy" if known else ""
-        line = f"part of the waiting lies in no phase that was measured, or in handing batches over{busy}"
+        handed_s, unknown_s = _handed_s(case.waits), float(case.waits.unknown_s.sum())
+        line = f"{handed_s:.3g} s: batches were ready, and were handed over (copies, processes' messages)"
+        if unknown_s > _SHOWN * handed_s:
+            line += f"; {unknown_s:.3g} s lie in no phase that is measured"
+        line += busy
     return line
 
 
