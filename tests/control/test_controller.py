@@ -12,7 +12,7 @@ import headrace as hr
 from control.plant import PRESETS, Consumer, Plant
 from headrace.control import controller
 from headrace.control.controller import Plane
-from headrace.control.explain import verdict
+from headrace.control.explain import _verdict_line, verdict
 from headrace.control.history import Knobs, PlaneHistory, PlaneInterval, PlaneWindow
 from headrace.control.limits import Bounds, Limits
 from headrace.plane.stage import ConsumerStats, StageStats, latency_bucket, latency_percentile_s
@@ -235,6 +235,18 @@ def test_verdicts():
     busy = over(waited_s=0.5, worked_s=0.5, decode_busy_s=2.0, decode_wait_s=0.1)
     assert verdict(busy, stages) == "decode-bound"
     assert verdict(PlaneWindow.over(PlaneHistory().intervals), stages) == "idle"
+
+
+@pytest.mark.parametrize(
+    ("given", "stall", "line"),
+    [
+        ("storage-bound", 0.1, "; 10.0% of its time it waits for the storage"),
+        ("storage-bound", 0.9, "storage-bound: 90.0% of its time the consumer waits for the storage"),
+        ("idle", 0.0, "idle: nothing was delivered lately"),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_a_verdict_follows_the_share_that_was_waited(given, stall, line):
+    assert _verdict_line(given, stall).endswith(line)
 
 
 def test_the_latency_histogram_gives_percentiles():

@@ -352,7 +352,11 @@ def read(
                         complete = loader.stats.batches >= len(loader)
                         break
             elapsed_s, cpu_s = max(1e-9, time.perf_counter() - started), _cpu_s() - cpu_s
-            stats, stages = loader.stats, loader.stats.stages
+            stats, stages, for_data_s = (
+                loader.stats,
+                loader.stats.stages,
+                loader.stats.consumer().waited_s,
+            )
             mixed = _randomness(store, loader.order, batch_size)
         finally:
             loader.close()
@@ -378,7 +382,12 @@ def read(
     )
     output.line(f"CPU {cpu_s:.2f} s, {cpu_s_per_gb:.3f} s/GB (the emulated step's not)")
     share = stats.stall_s / elapsed_s
-    output.line(f"waited {duration_text(stats.stall_s)} for data, {share:.1%} of the time")
+    handed_s = max(0.0, stats.stall_s - for_data_s)
+    output.line(
+        f"waited {duration_text(stats.stall_s)} for batches, {share:.1%} of the time: "
+        f"{duration_text(stats.stall_s - handed_s)} for data, {duration_text(handed_s)} while ready ones were "
+        "handed over"
+    )
     label_mix = mixed["label_mix"]
     if label_mix is not None or mixed["entropy_share"] < 1:
         output.line(

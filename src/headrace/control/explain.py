@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 
 CHANGES_SHOWN = 12
 
+_MOSTLY = 0.5  # of the time: who waits for less is not bound by what it waits for
+
 VERDICTS = {
     "consumer-bound": "the consumer is the slower side: data are ready when it asks",
-    "storage-bound": "the consumer waits for the storage",
-    "decode-bound": "the consumer waits for decoding",
-    "memory-bound": "the consumer waits for bytes that are in memory already: copying is the limit",
-    "node-bound": "the consumer waits for the node daemon: `headrace node status` says what that waits for",
+    "storage-bound": "for the storage",
+    "decode-bound": "for decoding",
+    "memory-bound": "for bytes that are in memory already: copying is the limit",
+    "node-bound": "for the node daemon: `headrace node status` says what that waits for",
     "idle": "nothing was delivered lately",
 }
 
@@ -179,12 +181,13 @@ def _text(plane: dict[str, Any]) -> str:
     recent, consumer = plane["recent"], plane["consumer"]
     lines = [
         title,
-        *_block("verdict", f"{plane['verdict']}: {VERDICTS[plane['verdict']]}"),
+        *_block("verdict", _verdict_line(plane["verdict"], recent["stall"])),
         *_block(
             "consumer",
             f"{recent['samples_per_s']:,.0f} samples/s, {bytes_text(recent['bytes_per_s'])}/s, "
-            f"waits {recent['stall']:.1%} of its time (last {recent['seconds']:.1f} s); "
-            f"in all it worked {consumer['worked_s']:.1f} s and waited {consumer['waited_s']:.1f} s",
+            f"waits {recent['stall']:.1%} of its time for data (last {recent['seconds']:.1f} s); "
+            f"in all it waited {consumer['waited_s']:.1f} s for data, and worked or took over ready batches "
+            f"{consumer['worked_s']:.1f} s",
         ),
         *_block(
             "storage",
@@ -199,13 +202,24 @@ def _text(plane: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _verdict_line(verdict: str, stall: float) -> str:
+    """Who is the slower side, and by how much."""
+    text = VERDICTS[verdict]
+    if not text.startswith("for "):
+        return f"{verdict}: {text}"
+    if stall < _MOSTLY:
+        mostly = "mostly the consumer's own work, or its taking over of ready batches"
+        return f"{mostly}; {stall:.1%} of its time it waits {text}"
+    return f"{verdict}: {stall:.1%} of its time the consumer waits {text}"
+
+
 def _stage_lines(stages: Sequence[dict[str, Any]]) -> list[str]:
     lines = []
     for stage in stages:
         lines.append(
-            f"{stage['name']}: busy {stage['busy_s']:.1f} s, "
-            f"without work {stage['wait_input_s']:.1f} s, "
-            f"without room {stage['wait_output_s']:.1f} s; "
+            f"{stage['name']}: its threads together worked {stage['busy_s']:.1f} s, "
+            f"had nothing to do {stage['wait_input_s']:.1f} s, "
+            f"waited for room {stage['wait_output_s']:.1f} s; "
             f"holds {bytes_text(stage['buffered_bytes'])}, {bytes_text(stage['ready_bytes'])} of it ready"
         )
         tiers = {name: count for name, count in stage["bytes_by_tier"].items() if count}

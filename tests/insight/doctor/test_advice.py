@@ -96,6 +96,13 @@ def test_what_is_enough_needs_nothing():
     assert "ahead" not in keys(told)  # a gain beside "none" would contradict it
 
 
+def test_no_worker_more_is_advised_where_others_have_the_processors():
+    for others, advised in ((0.2, True), (1.6, False)):
+        cpus = {"environment": {"cpus": 2.0, "cpus_machine": 2, "cpus_affinity": 2}}
+        told = diagnose(findings(decode=HEAVY, cpu={"others": others}, **cpus), workers=1)
+        assert ("workers" in keys(told)) is advised
+
+
 def test_native_decoding_has_a_row_of_its_own():
     told = diagnose(findings(decode={**HEAVY, "native_s": 2e-3}), workers=4)
     native = expected(told, NATIVE)

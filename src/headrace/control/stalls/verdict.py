@@ -84,7 +84,8 @@ def _wait_together(seconds: float, case: _Case) -> _Action:
     if wanted <= now:
         return remedy, seconds, _GAINS[Cause.STORAGE]
     action = (
-        f"let {wanted} workers wait at a time instead of {now} (num_workers={wanted}); or {remedy}"
+        f"let {wanted} workers wait at a time instead of {now} (num_workers={wanted}), if the storage answers "
+        f"so many at once (`headrace doctor DATA` measures it; a disk that turns does not); or {remedy}"
     )
     how = f"{wanted} samples waited for at a time, each as long as now"
     return action, seconds * (1.0 - now / wanted), how

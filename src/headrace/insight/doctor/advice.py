@@ -97,6 +97,8 @@ _ENOUGH_STALL: Final = 0.05
 _FLAT: Final = 1.3
 _OTHERS: Final = 0.5
 _WORTH_ALONE: Final = 1.5
+_ROOM: Final = 0.6  # of a processor, that another worker needs
+_COMPUTES: Final = (Cause.DECODE.value, Cause.COLLATE.value, Cause.PYTHON.value)
 _BLOCK_BYTES: Final = 256 << 10  # that a blocked order reads together
 _FAST_BYTES_PER_S: Final = 1e9
 _WORTH_IN_BLOCKS: Final = 1.5
@@ -209,6 +211,8 @@ class _Gains:
     def _more_workers(self) -> Iterator[Advice]:
         cpus, workers = self.work.cpus, self.torch.workers
         rate = torch_rate(self.work, int(cpus))
+        if self.torch.cause in _COMPUTES and cpus - self.work.others < workers + _ROOM:
+            return  # others have what it would need
         if workers < int(cpus) and self._factor(rate) >= WORTH:
             yield Advice(
                 key="workers", do=f"Use {int(cpus)} workers.",
