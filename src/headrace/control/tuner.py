@@ -399,7 +399,8 @@ class _Situation:
     def _judge_up(self, trial: Trial) -> KnobDecision | None:
         window = self.window
         gain = window.read_rate / trial.read_rate if trial.read_rate else math.inf
-        text = f"{gain:.2f} x the reads, waiting {trial.stall:.1%} -> {window.stall:.1%}"
+        more = f"{gain:.2f} x the reads" if trial.read_rate else "the first reads"
+        text = f"{more}, waiting {trial.stall:.1%} -> {window.stall:.1%}"
         memory = replace(self.memory, trial=None)
         before = getattr(trial.before, trial.knob)
         if self.evidence.served():
