@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -44,6 +45,7 @@ myst_heading_anchors = 3
 html_theme = "furo"
 html_title = "headrace"
 html_extra_path = ["llms.txt"]
+html_search_scorer = str(DOCS / "search_scorer.js")
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
@@ -57,6 +59,10 @@ autodoc_mock_imports = ["torch", "tensorflow", "jax", "grain", "ray"]
 nitpick_ignore_regex = [("py:.*", r"(?!headrace\.\w+$).*")]
 
 LINK = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[^)#]*\.md)[^)]*\)")
+CLONE = re.compile(
+    r"(?<![`\[])`((?:make |python -m benchmarks|(?:python )?benchmarks/|tools/)[^`]+)`(?!`)"
+)
+FOUND_BY = re.compile(r"^<!-- found by: (.+) -->$", re.MULTILINE)
 FILE = re.compile(r"<!-- file: (\S+) -->\n+```(\w+)\n")
 
 
@@ -67,13 +73,19 @@ def setup(app: Sphinx) -> None:
 
 
 def _as_a_page(_app: Sphinx, name: str, source: list[str]) -> None:
-    """What is linked outside of this folder is named, and no link; files have their names above them."""
+    """What needs a clone leads to the words that say so; files have their names above them."""
 
     def inside(link: re.Match[str]) -> str:
         target = ((DOCS / name).parent / link[2]).resolve()
-        return link[0] if target.is_relative_to(DOCS) else link[1]
+        return link[0] if target.is_relative_to(DOCS) else f"[{link[1]}]({clone})"
 
-    text = LINK.sub(inside, source[0])
+    clone = f"{os.path.relpath('start/install.md', Path(name).parent)}#a-clone"
+    text = CLONE.sub(rf"[`\1`]({clone})", LINK.sub(inside, source[0]))
+    if words := FOUND_BY.search(text):  # main entries of the index, which search puts first
+        entries = ", ".join(f"! {each}" for each in words[1].split(", "))
+        text = re.sub(
+            r"^# .+$", rf"\g<0>\n\n```{{index}} {entries}\n```", text, count=1, flags=re.MULTILINE
+        )
     # The tests' name of a file is its reader's, too.
     source[0] = FILE.sub(r"```{code-block} \2\n:caption: \1\n\n", text)
 

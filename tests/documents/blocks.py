@@ -18,6 +18,7 @@ Before the first heading comments are about the whole page:
     <!-- here: node7 = 127.0.0.1 -->        a word that stands for another
     <!-- needs: slurm -->                   run beside a real Slurm (tests/cluster/test_documents.py)
     <!-- needs: ray -->                     run beside a real Ray (tests/on_ray/test_ray_page.py)
+    <!-- found by: s3, bucket -->           what the site's search finds it by, before other pages
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ _OF_BLOCKS: Final = (
     "serves",
 )
 _NOT_HERE: Final = {"not run", "run by", "tested by", "file"}
-_OF_PAGES: Final = ("all run by", "here", "needs")
+_OF_PAGES: Final = ("all run by", "here", "needs", "found by")
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,23 @@ for links and buttons, a language, a title, header cells.
 
 from __future__ import annotations
 
+import functools
+import http.server
 import subprocess
 import sys
+import threading
+import time
 import zlib
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import pytest
 
+import browser
 from contract.public_names import MODULES, exported
+from documents.blocks import PAGES, page_remarks
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMED = ("a", "button", "summary", "title", *(f"h{n}" for n in range(1, 7)))
@@ -169,6 +175,58 @@ def test_the_pages_can_be_read_by_all(site, pages):
 def test_tables_have_header_cells(pages):
     bare = [path for path, page in pages.items() if page.header_cells < page.tables]
     assert [path for path in bare if path.name not in GENERATED] == []
+
+
+@pytest.fixture(scope="module")
+def window():
+    if why := browser.missing():
+        pytest.skip(why)
+    opened = browser.Browser()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def served(site):
+    """The site's address: a browser lets no page of a folder fetch others."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=site)
+    handler.func.log_message = lambda *_: None
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_search_finds_each_page_first_by_the_words_that_it_names(served, window):
+    words = {
+        word: page.relative_to(ROOT / "docs").with_suffix("")
+        for page in PAGES
+        for kind, names in page_remarks(page)
+        if kind == "found by"
+        for word in names.split(", ")
+    }
+    assert words["slow training"] == Path("howto/doctor")
+    for word, page in words.items():
+        window.open(f"{served}/search.html?q={quote(word)}")
+        shown = "return document.querySelector('ul.search li a')?.pathname"
+        ends_s = time.monotonic() + 20
+        while not window.run(
+            "return document.querySelector('.search-summary')?.textContent.includes('found')"
+        ):
+            assert time.monotonic() < ends_s, word
+            time.sleep(0.02)
+        assert window.run(shown) == f"/{page}.html", word
+
+
+def test_wide_tables_scroll_in_their_own_box(site, pages, window):
+    wide = {}
+    for path in pages:
+        window.open(path, width=400)
+        if window.run("return document.documentElement.scrollWidth") > 400:
+            wide[str(path.relative_to(site))] = window.too_wide()
+    assert wide == {}
 
 
 def test_the_sources_lie_beside_the_pages(site):
