@@ -4,7 +4,7 @@
 
 The folder has one subfolder per class. Stop it at any time (Ctrl-C) and start it again: it goes on
 with the very next batch, because the data's state is in the checkpoint beside the model's. Needs
-`pip install headrace[tensorflow]`.
+`pip install 'headrace[tensorflow]'`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     python prepare.py data --images photos       # your own: a folder with a folder of images per class
 
 All images are decoded once: those that cannot be are named and left out. It does nothing where both stores are
-there already, so it may stand in every batch script. Needs `pip install headrace pillow`.
+there already, so it may stand in every batch script. Needs headrace, and nothing else.
 """
 
 from __future__ import annotations

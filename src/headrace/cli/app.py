@@ -24,7 +24,7 @@ from headrace.cli.options import Command, expanded, limits_of
 
 _HELP = """Feeds deep-learning training: every sample, in exact random order, at the storage's speed.
 
-Begin with `headrace doctor YOUR_DATA`, or `headrace demo`.
+Begin with `headrace doctor YOUR_DATA`; with torch, `headrace demo`.
 """
 
 _EXIT_CODES = """Exit codes: 0 done, 1 a finding (bad samples, samples left out), 2 usage, 3 a store,
@@ -45,7 +45,7 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "cache": ("store", "List and remove caches on the local disk."),
     },
     "Train": {
-        "demo": ("install", "Train on real images, interrupt, resume, compare with PyTorch."),
+        "demo": ("install", "Train on real images, interrupt, resume, compare. Needs torch."),
         "init": ("install", "Make a project that runs: script, batch job, checkpoints."),
         "run": ("programs", "Run a program as it is; its files come from memory."),
         "launch": ("launch", "Run a training script on all nodes of this job."),

@@ -105,7 +105,10 @@ def demo(
     out: Path = Option(Path("build/demo"), help="Where stores and checkpoints go.", metavar="DIR"),
     output: JsonOutput,
 ) -> int:
-    """Pack real images, train on them, interrupt, resume, and compare with PyTorch's DataLoader."""
+    """Pack real images, train on them, interrupt, resume, and compare with PyTorch's DataLoader.
+
+    Needs torch: `pip install 'headrace[torch]'`.
+    """
     from headrace.demo import DemoOptions, main
 
     return main(DemoOptions(data=data, epochs=epochs, out=out), as_json=output.as_json)
