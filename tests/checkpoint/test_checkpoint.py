@@ -15,9 +15,9 @@ from safetensors.numpy import load_file
 import headrace as hr
 from base.flips import outcomes
 from checkpoint.killing import equal
-from headrace.checkpoint import Checkpointer, CheckpointOptions, TreeSnapshot, latest, steps
+from headrace.checkpoint import Checkpointer, CheckpointOptions, latest, steps
 from headrace.checkpoint.folder import read_manifest, read_record
-from headrace.checkpoint.tree import take_apart
+from headrace.checkpoint.tree import TreeSnapshot, take_apart
 from headrace.errors import CheckpointError, CheckpointNotFound, CorruptCheckpoint, VolumeError
 from headrace.store import output_file
 

@@ -27,8 +27,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from headrace.base.files import make_folder, remove_leftovers, sync_folder
 from headrace.base.job import start_of_job, which_rank
 from headrace.base.lifetime import Closing
@@ -49,14 +47,12 @@ from headrace.checkpoint.folder import (
     write_shard,
 )
 from headrace.checkpoint.resharding import PartsElsewhereError, Resharding
-from headrace.checkpoint.tree import DTYPES, Sharded, leaf_bytes, part_of, take_apart
+from headrace.checkpoint.tree import Sharded, TreeSnapshot, part_of, take_apart
 from headrace.errors import CheckpointNotFound, HeadraceError, VolumeError
 from headrace.store.output_file import WriteBuffer, write_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
     from headrace.checkpoint.folder import CheckpointManifest
     from headrace.checkpoint.tree import Leaf
@@ -384,41 +380,6 @@ def _find(
         if far is None or far.run == record.run:
             return near, record
     return None if far is None else (target, far)
-
-
-_ALIGNMENT = 64
-_THREADS = 4  # that copy: one core does not reach the memory's bandwidth
-_ALONE_BYTES = 32 << 20  # smaller trees are copied by one
-
-
-class TreeSnapshot:
-    """Memory for one copy of a tree's arrays."""
-
-    def __init__(self) -> None:
-        self._memory = np.empty(0, np.uint8)
-
-    def take(self, leaves: Sequence[Leaf]) -> list[Leaf]:
-        """Copies the arrays; what it returned before is overwritten."""
-        starts, end = [], 0
-        for leaf in leaves:
-            starts.append(end)
-            end += -(-leaf.nbytes // _ALIGNMENT) * _ALIGNMENT
-        if self._memory.size < end:
-            self._memory = np.empty(0, np.uint8)  # not both at once
-            self._memory = np.empty(end, np.uint8)
-        places = [self._memory[s : s + leaf.nbytes] for s, leaf in zip(starts, leaves, strict=True)]
-        if end < _ALONE_BYTES:
-            return list(map(_copied, leaves, places))
-        with ThreadPoolExecutor(_THREADS, "snapshot") as pool:
-            return list(pool.map(_copied, leaves, places))
-
-
-def _copied(leaf: Leaf, place: NDArray[np.uint8]) -> Leaf:
-    """Copies a leaf's bytes into the snapshot. Of types that numpy lacks the bytes are enough."""
-    place[:] = leaf_bytes(leaf)
-    kind = DTYPES[leaf.dtype]
-    known = kind != "bfloat16" and not kind.startswith("float8")
-    return replace(leaf, source=place.view(kind) if known else place)
 
 
 _open: dict[tuple[str, int], Checkpointer] = {}
