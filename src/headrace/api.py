@@ -537,7 +537,7 @@ def _about(new_loader: Loader, path: str) -> dict[str, Any]:
     return {
         "source": source, "fingerprint": new_loader.source.fingerprint, "samples": order.samples,
         "order": order.describe(), "order_digest": order.digest(), "length": order.length,
-        "batch_size": new_loader.cursor.share.batch_size,
+        "batch_size": new_loader.share.batch_size,
     }  # fmt: skip
 
 

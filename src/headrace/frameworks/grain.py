@@ -388,7 +388,7 @@ class Dataset(grain.IterDataset):  # type: ignore[misc]
 
     def _new_loader(self) -> Loader:
         loader = api.loader(self.store, **self._arguments)
-        loader.cursor.share.ranks = self._ranks  # one answer for all iterators, here and in workers
+        loader.share.ranks = self._ranks  # one answer for all iterators, here and in workers
         return loader
 
     def _decoder_over(self, loader: Loader) -> StackingDecoder | None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import OrderError, SourceChanged, StateMismatch, StoreError
 from headrace.order import Mixed, OrderState
-from headrace.plane.loader import Cursor, Loader, mixed_order
+from headrace.plane.loader import Loader, mixed_order
 from headrace.store.opening import snapshot
 
 if TYPE_CHECKING:
@@ -177,9 +177,8 @@ class FollowingLoader(Loader):
         super().__init__(source, order, share, options, **others)
         self._follower = Follower(source)
         self._plan = plan
-        self._growing = GrowingCursor(order, share, source.fingerprint)
-        self._growing.segments = self._follower.segments
-        self._cursor = self._growing
+        # How many segments of each source the epoch knows.
+        self._segments = self._follower.segments
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was saved; within an epoch, with the snapshot that it is over.
@@ -198,14 +197,14 @@ class FollowingLoader(Loader):
         own = loaded.basis[: len(loaded.basis) - len(segments)]
         changed = mixed_order(self.order).continue_from(replace(loaded, basis=own).to_dict())
         known = OrderState.from_dict(changed)
-        basis = (*known.basis, *self._growing.segments)
+        basis = (*known.basis, *self._segments)
         super().load_state_dict(replace(known, basis=basis).to_dict())
 
     def _go_back(self, loaded: OrderState) -> tuple[int, ...]:
         """Read the snapshot that a state is over; the numbers of segments that it knows, if it knows any."""
-        segments = self._growing.segments_of(loaded)
+        segments = self._segments_of(loaded)
         if segments and (store := self._follower.at(segments)) is not None:
-            self._growing.renew(self._go_to(store), store.fingerprint, self._follower.segments)
+            self._renew(store, self._read_from(store))
         return segments
 
     def begin(self) -> Pass:
@@ -217,66 +216,58 @@ class FollowingLoader(Loader):
             SourceChanged: another store lies where the store was.
             CorruptStore, VolumeError: what was appended cannot be opened.
         """
-        if self._growing.is_at_border():
+        # Whether this pass begins an epoch.
+        left = self.share.decide().steps(self._position)
+        if self._started or self._position == 0 or left == 0:
             store = self._follower.newest(self.slices.world_size)
             if store is not None:
-                self._growing.go_on(self._go_to(store), store.fingerprint, self._follower.segments)
+                self._go_on(store)
         return super().begin()
 
-    def _go_to(self, store: Store) -> Order:
+    def _read_from(self, store: Store) -> Order:
         order, windows = self._plan(store)
         self._reader.go_to(store, windows)
         return order
 
+    def _go_on(self, store: Store) -> None:
+        """Go on with another snapshot of the store; an epoch that was begun ends before."""
+        order, epoch = self._read_from(store), self.epoch + (self._started or self._position > 0)
+        if isinstance(order, Mixed) and isinstance(self._order, Mixed):
+            order = order.grown_from(self._order, epoch)
+        self._renew(store, order, epoch)
 
-class GrowingCursor(Cursor):
-    """The place in an order over a store that grows."""
+    def _renew(self, store: Store, order: Order, epoch: int = 0) -> None:
+        """Stand at the beginning of an epoch over another snapshot."""
+        self._started = False
+        self._order, self._fingerprint = order, store.fingerprint
+        self._segments = self._follower.segments
+        self.share.resize(order.length)
+        self._go_to(OrderState.begin(order, store.fingerprint, epoch))
 
-    segments: tuple[int, ...] = ()  # how many segments of each source the epoch knows
+    # -- what a state says of segments -------------------------------------------------------------
 
-    def basis(self) -> tuple[int, ...]:
+    def _basis(self) -> tuple[int, ...]:
         """The order's own, and the numbers of segments: a fingerprint alone does not say where to find them."""
-        return (*super().basis(), *self.segments)
+        return (*super()._basis(), *self._segments)
 
-    def segments_of(self, loaded: OrderState) -> tuple[int, ...]:
+    def _segments_of(self, loaded: OrderState) -> tuple[int, ...]:
         """The numbers of segments that a state knows; none if it is of no store that was followed."""
-        own = len(self.segments) + 1 if isinstance(self.order, Mixed) else 0
-        return loaded.basis[own:] if len(loaded.basis) == own + len(self.segments) else ()
+        own = len(self._segments) + 1 if isinstance(self._order, Mixed) else 0
+        return loaded.basis[own:] if len(loaded.basis) == own + len(self._segments) else ()
 
-    def resumed(self, loaded: OrderState) -> Order:
+    def _resumed(self, loaded: OrderState) -> Order:
         """This order as it goes on from a state, if the state knows as many segments.
 
         Raises:
             StateMismatch: it does not.
         """
-        if self.segments_of(loaded) != self.segments:
+        if self._segments_of(loaded) != self._segments:
             raise StateMismatch(
-                f"state says {loaded.basis}, expected {self.segments} segments: its store was not followed.",
+                f"state says {loaded.basis}, expected {self._segments} segments: its store was not followed.",
                 next_step="Resume without follow=True, and follow from the next epoch on.",
             )
-        own = loaded.basis[: -len(self.segments)]
-        return self.order.resumed(loaded.epoch, loaded.position, own)
-
-    def is_at_border(self) -> bool:
-        """Whether the next pass begins an epoch."""
-        left = self.share.decide().steps(self._position)
-        return self._started or self._position == 0 or left == 0
-
-    def go_on(self, order: Order, fingerprint: str, segments: tuple[int, ...]) -> None:
-        """Go on with another snapshot of the store; an epoch that was begun ends before."""
-        epoch = self.epoch + (self._started or self._position > 0)
-        if isinstance(order, Mixed) and isinstance(self.order, Mixed):
-            order = order.grown_from(self.order, epoch)
-        self.renew(order, fingerprint, segments, epoch)
-
-    def renew(
-        self, order: Order, fingerprint: str, segments: tuple[int, ...], epoch: int = 0
-    ) -> None:
-        """Stand at the beginning of an epoch over another snapshot."""
-        self._started = False
-        self.order, self._fingerprint, self.segments = order, fingerprint, segments
-        self.share.resize(order.length)
-        self._go_to(OrderState.begin(order, fingerprint, epoch))
+        own = loaded.basis[: -len(self._segments)]
+        return self._order.resumed(loaded.epoch, loaded.position, own)
 
 
 def _agreed(segments: tuple[int, ...], world_size: int) -> tuple[int, ...]:

@@ -2,10 +2,10 @@
 
 It holds stages rather than doing their work: the order says which samples come, the slices which
 of them are this rank's, the pipeline reads them ahead. What is left here is the loop that joins them, and the
-`Cursor`, which moves when a batch is delivered, never when one is read ahead, so that a run can stop after any
-batch and go on, with another world size or number of workers too. Whoever delivers begins a `Pass`,
-asks it which spans to read, and tells it of each delivery: batches may be read and decoded here, in threads
-or in other processes.
+place in the order (`Cursor`), which moves when a batch is delivered, never when one is read ahead, so that a
+run can stop after any batch and go on, with another world size or number of workers too. Whoever delivers
+begins a `Pass`, asks it which spans to read, and tells it of each delivery: batches may be read and decoded
+here, in threads or in other processes.
 """
 
 from __future__ import annotations
@@ -52,11 +52,12 @@ class Cursor:
     took a batch of (frameworks make some, to look whether there are any) is no pass that was left.
 
     Attributes:
+        share: which positions are this rank's.
         last_order_hash: the order hash of the last epoch that was delivered to its end, or None.
     """
 
     def __init__(self, order: Order, share: Share, fingerprint: str) -> None:
-        self.order = order
+        self._order = order
         self.share = share
         self.last_order_hash: str | None = None
         self._fingerprint = fingerprint
@@ -73,16 +74,21 @@ class Cursor:
 
     @property
     def _state(self) -> OrderState:
-        basis = self.basis()
+        basis = self._basis()
         return replace(self._base, position=self._position, order_hash=self._hash, basis=basis)
 
-    def basis(self) -> tuple[int, ...]:
+    def _basis(self) -> tuple[int, ...]:
         """What a state holds beside the order's digest, see `Order.basis`."""
-        return self.order.basis(self.epoch, self._position)
+        return self._order.basis(self.epoch, self._position)
 
-    def resumed(self, loaded: OrderState) -> Order:
+    def _resumed(self, loaded: OrderState) -> Order:
         """The order that goes on from a state, see `Order.resumed`."""
-        return self.order.resumed(loaded.epoch, loaded.position, loaded.basis)
+        return self._order.resumed(loaded.epoch, loaded.position, loaded.basis)
+
+    @property
+    def order(self) -> Order:
+        """Which sample comes when."""
+        return self._order
 
     @property
     def epoch(self) -> int:
@@ -96,30 +102,37 @@ class Cursor:
 
     @property
     def order_hash(self) -> str:
-        """16 hex digits over what this rank delivered in this epoch."""
+        """16 hex digits over what this rank delivered in this epoch.
+
+        Two runs that delivered the same samples at the same positions have the same hash. Ranks'
+        hashes add up (`headrace.order.combine_hashes`) to that of a run on one rank.
+        """
         return f"{self._hash:016x}"
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin `epoch` with the next pass, and end one under way; the epoch of a loaded state goes on."""
+        """Begin `epoch` with the next pass, and end one under way; the epoch of a loaded state goes on.
+
+        Not needed: epochs advance by themselves.
+        """
         if epoch != self.epoch or self._started:
-            self._go_to(OrderState.begin(self.order, self._fingerprint, epoch))
+            self._go_to(OrderState.begin(self._order, self._fingerprint, epoch))
             self._started = False
-            self.end()
+            self.end_pass()
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the run stands: plain values, under 300 bytes as JSON for one store."""
         return self._state.to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was saved, with the next pass.
+        """Go on where `state` was saved, with the next pass; exactly what is left is delivered.
 
         Raises:
             StateMismatch: the state belongs to other data or another order.
             OrderError: the state is damaged.
         """
         loaded = OrderState.from_dict(state)
-        loaded.check(self.order, self._fingerprint)
-        self.order = self.resumed(loaded)
+        loaded.check(self._order, self._fingerprint)
+        self._order = self._resumed(loaded)
         self._go_to(loaded)
         with contextlib.suppress(RankError):  # then it is looked at when the pass begins
             self._leave_finished(self.share.slices)
@@ -144,7 +157,7 @@ class Cursor:
         if self._position and slices.steps(self._position) == 0:
             self._go_to(self._base.next_epoch())
 
-    def end(self) -> None:
+    def end_pass(self) -> None:
         """End the pass under way: its iterator will deliver no more."""
         self._passes += 1
 
@@ -187,8 +200,9 @@ class Pass:
 
         Lazily: an epoch may have billions of steps.
         """
-        slices = self.slices
-        return (slices.span(step, self.begin) for step in range(self.steps))
+        # Without this pass in it: whoever reads ahead would keep the loader by it.
+        slices, begin = self.slices, self.begin
+        return (slices.span(step, begin) for step in range(self.steps))
 
     def check(self) -> None:
         """Look whether this pass is still the one under way.
@@ -337,10 +351,10 @@ class Tuning(Protocol):
         """Turn no more."""
 
 
-class Loader:
+class Loader(Cursor):
     """An iterable over the batches of an epoch; the epoch advances by itself.
 
-    Each `for` goes through the rest of the current epoch. If it is left early, the next `for`
+    Each `for` is a pass: it goes through the rest of the current epoch. If it is left early, the next `for`
     begins the next epoch; after `load_state_dict` it goes on where the state was saved.
 
     Args:
@@ -357,6 +371,8 @@ class Loader:
         windows: makes batches of tokens, likewise.
 
     Attributes:
+        share: as given; its ranks are decided when the first pass begins.
+        last_order_hash: the order hash of the last epoch that was delivered to its end, or None.
         tuning: whoever does; None: nobody.
         made_of: the function that made it, and its arguments.
     """
@@ -378,8 +394,8 @@ class Loader:
         decode_threads: int | None = None,
         windows: WindowReader | None = None,
     ) -> None:
+        super().__init__(order, share, source.fingerprint)
         self.options = options
-        self._cursor = Cursor(order, share, source.fingerprint)
         self._reader = Pipeline(
             source, options, parts, on_error, tiers,
             over=over, decoding=decoding, decode_threads=decode_threads, windows=windows,
@@ -403,7 +419,7 @@ class Loader:
         Raises:
             RankError: nobody says which rank this is, or two disagree.
         """
-        return len(self._cursor.share)
+        return len(self.share)
 
     def __repr__(self) -> str:
         return loader_line(self)
@@ -419,12 +435,12 @@ class Loader:
         Raises:
             RankError: nobody says which rank this is, or two disagree.
         """
-        return self._cursor.share.slices
+        return self.share.slices
 
     @property
     def ranks(self) -> RankDecision:
         """Which rank this is, and by whose word."""
-        return self._cursor.share.ranks
+        return self.share.ranks
 
     @property
     def source(self) -> SampleSource:
@@ -432,18 +448,8 @@ class Loader:
         return self._reader.source
 
     @property
-    def order(self) -> Order:
-        """Which sample comes when."""
-        return self._cursor.order
-
-    @property
-    def cursor(self) -> Cursor:
-        """Where the loader stands, for adapters that deliver its batches in their own way."""
-        return self._cursor
-
-    @property
     def reader(self) -> Pipeline:
-        """What reads its batches, for adapters likewise."""
+        """What reads its batches, for adapters that deliver them in their own way."""
         return self._reader
 
     @property
@@ -475,47 +481,6 @@ class Loader:
         """Samples that were left out so far."""
         return self._reader.skipped
 
-    @property
-    def epoch(self) -> int:
-        """The epoch that is under way or, between epochs, the one that comes next."""
-        return self._cursor.epoch
-
-    @property
-    def position(self) -> int:
-        """Global positions of this epoch that were delivered."""
-        return self._cursor.position
-
-    @property
-    def order_hash(self) -> str:
-        """16 hex digits over what this rank delivered in this epoch.
-
-        Two runs that delivered the same samples at the same positions have the same hash. Ranks'
-        hashes add up (`headrace.order.combine_hashes`) to that of a run on one rank.
-        """
-        return self._cursor.order_hash
-
-    @property
-    def last_order_hash(self) -> str | None:
-        """The order hash of the last epoch that was delivered to its end, or None."""
-        return self._cursor.last_order_hash
-
-    def set_epoch(self, epoch: int) -> None:
-        """Begin `epoch` with the next `for`. Not needed: epochs advance by themselves."""
-        self._cursor.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return where the run stands: plain values, under 300 bytes as JSON."""
-        return self._cursor.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was saved, with the next `for`; exactly what is left is delivered.
-
-        Raises:
-            StateMismatch: the state belongs to other data or another order.
-            OrderError: the state is damaged.
-        """
-        self._cursor.load_state_dict(state)
-
     def continue_from(self, state: Mapping[str, Any]) -> None:
         """Go on in this mixture's proportions from a state of other ones, with the samples that come next.
 
@@ -529,7 +494,7 @@ class Loader:
 
     def close(self) -> None:
         """Stop reading ahead. Delivered batches stay valid; the loader can be used again."""
-        self._cursor.end()
+        self.end_pass()
         self._reader.close()
 
     def stages_now(self) -> tuple[Stage, ...]:
@@ -544,7 +509,7 @@ class Loader:
         """
         if self.tuning is not None:
             self.tuning.wake()
-        return self._cursor.begin()
+        return super().begin()
 
     def __iter__(self) -> Iterator[Batch]:
         return self._deliver(self.begin())
@@ -599,7 +564,7 @@ def loader_line(loader: Loader, kind: str = "Loader") -> str:
         repr(_source(loader)),
         str(described.get("mode", type(loader.order).__name__)),
         f"seed {described['seed']}" if "seed" in described else "",
-        f"batch {loader.cursor.share.batch_size}",
+        f"batch {loader.share.batch_size}",
         str(loader.ranks),
         f"epoch {loader.epoch} at {loader.position:,} of {loader.order.length:,}",
     ]
@@ -608,7 +573,7 @@ def loader_line(loader: Loader, kind: str = "Loader") -> str:
 
 def loader_card(loader: Loader, kind: str = "Loader") -> str:
     """The same with what was delivered, as HTML."""
-    described, share = loader.order.describe(), loader.cursor.share
+    described, share = loader.order.describe(), loader.share
     order = str(described.get("mode", type(loader.order).__name__))
     rows: list[tuple[str, object]] = [
         ("samples", f"{loader.order.samples:,}"),

@@ -157,7 +157,7 @@ class Loader(LoaderView, tf.train.experimental.PythonState):  # type: ignore[mis
         Raises:
             RankError: nobody says which rank this is, or two disagree.
         """
-        slices = self._loader.cursor.share.decide()
+        slices = self._loader.share.decide()
         if self._all_equal and slices.tail != "exact":
             self._elements.samples = slices.batch_size
         return self._pipeline()
@@ -241,12 +241,12 @@ class Loader(LoaderView, tf.train.experimental.PythonState):  # type: ignore[mis
             OrderError: the state is damaged.
         """
         super().load_state_dict(state)
-        self._loader.cursor.end()
+        self._loader.end_pass()
 
     def continue_from(self, state: Mapping[str, Any]) -> None:
         """Go on in this mixture's proportions from a state of other ones; iterators made before end."""
         super().continue_from(state)
-        self._loader.cursor.end()
+        self._loader.end_pass()
 
     def serialize(self) -> str:
         """Return the state as `tf.train.Checkpoint` saves it."""

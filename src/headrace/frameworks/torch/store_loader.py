@@ -83,7 +83,7 @@ class _EpochSampler(Sampler[int]):
         return sum(stop - start for start, stop in spans)
 
     def _slices(self) -> Slices:
-        return self._loader._loader.cursor.share.decide()  # noqa: SLF001 - its own other half
+        return self._loader._loader.share.decide()  # noqa: SLF001 - its own other half
 
 
 class _StoredOrder(_EpochSampler, SequentialSampler):
@@ -326,7 +326,7 @@ class StoreLoader(LoaderView):
 
     def close(self) -> None:
         """End workers and reading ahead. Batches stay valid; the loader can be used again."""
-        self._loader.cursor.end()
+        self._loader.end_pass()
         self._deliveries.close()  # first: page-locked buffers are unlocked while they are mapped
         self._loader.close()
 
