@@ -1,8 +1,7 @@
 """The demo: real images go in, a model trains on them through headrace, is killed and goes on.
 
 * images: what to run it on, which images, and their stores
-* training: the network, and the process that trains it
-* run: all of it, headrace beside torch's own loader, and the report
+* run: the process that trains a network, all of the demo, headrace beside torch's own loader, and the report
 """
 
 from headrace.demo.images import DemoOptions
