@@ -1,4 +1,4 @@
-"""Peers: who is at the other end of a connection, as far as the kernel tells.
+"""Peers: who is at the other end of a connection, as far as the kernel tells; and where to listen for them.
 
 Limits and throttles count by peer, so that nobody is shut out by what somebody else does. On a UNIX socket
 and on loopback a peer is a user of this machine; elsewhere it is an address (of IPv6, its /64).
@@ -7,6 +7,7 @@ and on loopback a peer is a user of this machine; elsewhere it is an address (of
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import ipaddress
 import os
 import pwd
@@ -30,6 +31,7 @@ _ANSWER_UID_AT: Final = _HEADER.size + 64
 """Of inet_diag_msg: family to retransmits (4), addresses and cookie (48), three u32, then the uid."""
 
 _WAIT_S: Final = 1.0
+_SIOCGIFADDR: Final = 0x8915
 
 
 def peer_user(sock: socket.socket) -> int | None:
@@ -215,6 +217,45 @@ class Address:
         with contextlib.suppress(ValueError):  # a name
             return ipaddress.ip_address(self.host).is_loopback
         return self.host == "localhost"
+
+    def listen(self, backlog: int | None = None) -> socket.socket:
+        """A socket that listens there; raises OSError if none can."""
+        where = self.host, self.port
+        family = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server(where, family=family, backlog=backlog)
+
+
+def listen_unix(path: str | os.PathLike[str], backlog: int, mode: int = 0o600) -> socket.socket:
+    """A socket that listens at a path, and does not block; nobody but whom `mode` lets in ever sees it.
+
+    Raises OSError if it cannot.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        old = os.umask(0o777 & ~mode)
+        try:
+            sock.bind(os.fspath(path))
+        finally:
+            os.umask(old)
+        sock.listen(backlog)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def interfaces() -> dict[str, str]:
+    """This host's IPv4 addresses, by the names of their network interfaces."""
+    addresses = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # it has none
+                reply = fcntl.ioctl(
+                    s.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15])
+                )
+                addresses[name] = socket.inet_ntoa(reply[20:24])
+    return addresses
 
 
 def address_of(text: str, host: str = "127.0.0.1", what: str = "--metrics") -> Address:

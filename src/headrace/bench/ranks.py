@@ -14,7 +14,6 @@ others which rank it was.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -30,6 +29,7 @@ from headrace._native import RankBarrier
 from headrace.base.documents import DocumentKind
 from headrace.base.files import replace_file
 from headrace.base.job import start_of_job
+from headrace.base.peers import interfaces
 from headrace.errors import BenchError
 from headrace.machine.host import read_text
 
@@ -371,8 +371,6 @@ _ADDRESS: Final = DocumentKind(
 )
 """To try one of rank 0's addresses; those of other networks do not answer."""
 
-_SIOCGIFADDR: Final = 0x8915
-
 
 def join(place: Rank, folder: Path, deadline_s: float = 60.0) -> RankGroup:
     """Meet the other ranks. At once in a world of one.
@@ -482,14 +480,8 @@ def _reach(host: str, port: int, token: str, rank: int) -> RankConnection | None
 def _addresses() -> list[str]:
     """Where this host may be reached, the likeliest first: its name may be known here alone."""
     addresses = [os.environ["MASTER_ADDR"]] if "MASTER_ADDR" in os.environ else []
-    addresses.append(socket.gethostname())
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        for _, name in sorted(socket.if_nameindex(), key=lambda each: each[1] == "lo"):
-            with contextlib.suppress(OSError):
-                asked = struct.pack("256s", name.encode()[:15])
-                answer = fcntl.ioctl(s.fileno(), _SIOCGIFADDR, asked)
-                addresses.append(socket.inet_ntoa(answer[20:24]))
-    return list(dict.fromkeys(addresses))
+    own = sorted(interfaces().items(), key=lambda each: each[0] == "lo")
+    return list(dict.fromkeys([*addresses, socket.gethostname(), *(address for _, address in own)]))
 
 
 def this_host() -> str:

@@ -205,10 +205,8 @@ class MetricsServer:
         self._rendering = threading.Lock()
         self._clients: dict[socket.socket, None] = {}  # the oldest first
         self._lock = threading.Lock()
-        where = address.host, address.port
         try:
-            family = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0][0]
-            self._listener = socket.create_server(where, family=family, backlog=CLIENTS_MAX)
+            self._listener = address.listen(CLIENTS_MAX)
         except OSError as e:
             taken = e.errno == errno.EADDRINUSE
             why = "another process listens there" if taken else e.strerror or str(e)

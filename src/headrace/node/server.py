@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from headrace import _native
 from headrace.base.causes import Cause
 from headrace.base.loop import EVENT_READ, EVENT_WRITE, Loop
-from headrace.base.peers import peer_process
+from headrace.base.peers import listen_unix, peer_process
 from headrace.control.messages import PlaneState
 from headrace.control.prometheus import asked
 from headrace.machine.host import available_memory
@@ -196,7 +196,7 @@ class Server:
                 lambda lease: self.call_soon(lambda: self._set_job_quotas(lease.caches)),
             )  # fmt: skip
             self.rate_limits.poke = self.lease_agent.poke
-        self._listener = _listen(str(claim.folder.socket))
+        self._listener = listen_unix(claim.folder.socket, _BACKLOG)
         self._loop.register(self._listener, self._accept)
 
     # -- the loop ---------------------------------------------------------------------------------
@@ -500,19 +500,3 @@ class Server:
 def _spare_fd() -> int:
     """A descriptor to be let go of when there are no more, see `_turn_away`."""
     return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-
-
-def _listen(path: str) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        old = os.umask(0o177)
-        try:
-            sock.bind(path)
-        finally:
-            os.umask(old)
-        sock.listen(_BACKLOG)
-        sock.setblocking(False)
-    except BaseException:
-        sock.close()
-        raise
-    return sock

@@ -16,13 +16,11 @@ nothing but this: without the first node, or without its guard, it ends all that
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import random
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -30,6 +28,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 import headrace
+from headrace.base.peers import interfaces
 from headrace.cluster.launch.folders import GpuClaim, NodeFolder, sweep
 from headrace.cluster.launch.nodes import BEAT_S, MARK_VARIABLE, SPEC_VARIABLE, NodeSpec, connect
 from headrace.cluster.launch.place import GPU_VARIABLES, visible_gpus
@@ -54,7 +53,6 @@ if TYPE_CHECKING:
 
 # -- the network ---------------------------------------------------------------------------------------
 
-_SIOCGIFADDR = 0x8915
 _TRIES = 200
 _LOW, _HIGH = 12000, 32000
 """Below the range from which the kernel takes ports for outgoing connections (32768 on): a port that is
@@ -78,14 +76,8 @@ def free_ports(count: int) -> list[int]:
 
 def interface_of(address: str) -> str | None:
     """The name of the interface that has an IPv4 address; None: none has."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            with contextlib.suppress(OSError):
-                reply = fcntl.ioctl(s.fileno(), _SIOCGIFADDR, request)
-                if socket.inet_ntoa(reply[20:24]) == address:
-                    return name
-    return "lo" if address.startswith("127.") else None
+    known = (name for name, own in interfaces().items() if own == address)
+    return next(known, "lo" if address.startswith("127.") else None)
 
 
 # -- the supervisor ------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headrace import __version__
-from headrace.base.peers import address_of
+from headrace.base.peers import address_of, listen_unix
 from headrace.control.client import Client, Endpoint
 from headrace.control.messages import API, BODY_BYTES_MAX, Register, Report, decode, encode
 from headrace.control.policy import (
@@ -374,19 +374,10 @@ def _remove_stale(path: Path) -> None:
 
 
 def _listen_unix(path: Path, mode: int) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        old = os.umask(0o777 & ~mode)
-        try:
-            sock.bind(str(path))
-        finally:
-            os.umask(old)
-        sock.listen(512)
-        sock.setblocking(False)
+        return listen_unix(path, 512, mode)
     except OSError as e:
-        sock.close()
         raise ControlError(f"{path}: cannot listen: {e}.", path=str(path)) from e
-    return sock
 
 
 def _tls(options: ControlOptions) -> ssl.SSLContext | None:

@@ -140,9 +140,7 @@ class HttpListener(NamedTuple):
 def listen_tcp(address: Address, where: str, next_step: str = "") -> socket.socket:
     """A socket that listens at what people call `where`; raises ControlError if it cannot."""
     try:
-        place = address.host, address.port
-        family = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server(place, family=family)
+        return address.listen()
     except OSError as e:
         raise ControlError(f"{where}: cannot listen: {e}.", path=where, next_step=next_step) from e
 
