@@ -39,6 +39,8 @@ void find_all() {
   find(&g_calls.posix_spawn, "posix_spawn");
   find(&g_calls.posix_spawnp, "posix_spawnp");
   find(&g_calls.read, "read");
+  find(&g_calls.pread, "pread64");
+  find(&g_calls.lseek, "lseek64");
   find(&g_calls.flock, "flock");
   find(&g_calls.fcntl, "fcntl64");
   if (g_calls.fcntl == nullptr) find(&g_calls.fcntl, "fcntl");  // before glibc 2.28

@@ -37,6 +37,8 @@ struct Calls {
   int (*posix_spawnp)(pid_t*, const char*, const posix_spawn_file_actions_t*,
                       const posix_spawnattr_t*, char* const[], char* const[]);
   ssize_t (*read)(int, void*, size_t);
+  ssize_t (*pread)(int, void*, size_t, off_t);
+  off_t (*lseek)(int, off_t, int);
   int (*flock)(int, int);
   int (*fcntl)(int, int, ...);
   int (*lockf)(int, int, off_t);

@@ -16,10 +16,10 @@ namespace headrace::preload::shim {
 namespace {
 
 constexpr int kSealsNeeded = F_SEAL_SHRINK | F_SEAL_GROW;
-// Boards that are mapped at a time: the newest, and older ones that somebody is still reading.
-constexpr uint32_t kPlanesMax = 8;
+// Boards that are mapped at a time: the newest, and the ones before it.
+constexpr uint32_t kPlanesMax = 4;
 
-Plane g_planes[kPlanesMax];
+constinit Plane g_planes[kPlanesMax];
 std::atomic<Plane*> g_current{nullptr};
 std::atomic<uint32_t> g_epoch{0};  // that `g_current` is of
 std::atomic_flag g_changing = ATOMIC_FLAG_INIT;
@@ -72,13 +72,17 @@ void unmap(Plane* plane) {
   plane->ring = nullptr;
 }
 
-// A place for another plane: unused, or used by nobody any more.
+// A place for another plane: unused, or the oldest that nobody is inside of.
 Plane* free_plane() {
-  for (Plane& plane : g_planes) {
-    if (&plane == g_current.load(std::memory_order_relaxed)) continue;
-    if (plane.users.load(std::memory_order_seq_cst) != 0) continue;
-    unmap(&plane);
-    return &plane;
+  static uint32_t oldest = 0;
+  for (uint32_t i = 0; i < kPlanesMax; ++i) {
+    Plane& plane = g_planes[oldest++ % kPlanesMax];
+    if (plane.board_memory == nullptr) return &plane;
+    uint32_t nobody = 0;
+    if (plane.users.compare_exchange_strong(nobody, kNotMapped, std::memory_order_seq_cst)) {
+      unmap(&plane);
+      return &plane;
+    }
   }
   return nullptr;
 }
@@ -116,10 +120,11 @@ Plane* attach(const Where& where) {
     return nullptr;
   }
   map_ring(plane, where);  // without it nobody hears of us; files are served all the same
+  plane->users.fetch_sub(kNotMapped, std::memory_order_release);
   return plane;
 }
 
-// Another epoch: let go of the old plane and look for the new one.
+// Another epoch: look for its plane.
 void change(const RunPage& page) {
   if (g_changing.test_and_set(std::memory_order_acquire)) return;  // another thread does
   const int saved_errno = errno;
@@ -136,6 +141,15 @@ void change(const RunPage& page) {
   }
   g_changing.clear(std::memory_order_release);
   errno = saved_errno;
+}
+
+// Takes up the run page's newest epoch. False: this process belongs to no run.
+bool is_current() {
+  const RunPage* page = g_page.load(std::memory_order_acquire);
+  if (page == nullptr) return false;
+  const uint32_t epoch = page->epoch.load(std::memory_order_acquire);
+  if (epoch != g_epoch.load(std::memory_order_acquire)) change(*page);
+  return true;
 }
 
 // "/proc/LAUNCHER/fd/N:INODE": the inode; the path goes to `path`. 0: it is not that.
@@ -205,20 +219,49 @@ __attribute__((constructor(101))) void begin() {
 
 }  // namespace
 
+bool Plane::enter() {
+  if (users.load(std::memory_order_relaxed) >= kNotMapped) return false;
+  if (users.fetch_add(1, std::memory_order_seq_cst) < kNotMapped) return true;
+  leave();
+  return false;
+}
+
 Held::Held() : plane_(nullptr) {
-  const RunPage* page = g_page.load(std::memory_order_acquire);
-  if (page == nullptr) return;
-  const uint32_t epoch = page->epoch.load(std::memory_order_acquire);
-  if (epoch != g_epoch.load(std::memory_order_acquire)) change(*page);
+  if (!is_current()) return;
   Plane* plane = g_current.load(std::memory_order_acquire);
-  if (plane == nullptr) return;
-  // Counted, then looked at again: whoever unmaps does it in the other order.
-  plane->users.fetch_add(1, std::memory_order_seq_cst);
-  if (g_current.load(std::memory_order_seq_cst) != plane || !plane->board.open()) {
-    plane->users.fetch_sub(1, std::memory_order_release);
-    return;
+  if (plane == nullptr || !plane->enter()) return;
+  if (g_current.load(std::memory_order_seq_cst) == plane && plane->board.open()) {
+    plane_ = plane;
+  } else {
+    plane->leave();
   }
-  plane_ = plane;
+}
+
+OpenCopy::OpenCopy(uint64_t device, uint64_t inode) : Held(nullptr) {
+  if (!is_current()) return;
+  for (Plane& plane : g_planes) {
+    if (!plane.enter()) continue;
+    const BoardView& board = plane.board;
+    number_ = board.has_device(device) ? board.find_copy(device, inode) : -1;
+    // A memfd's identity is never used again; that of a file on a local disk may be.
+    if (number_ >= 0 && (&plane == g_current.load(std::memory_order_relaxed) ||
+                         board.place(number_).copy != Copy::kTier)) {
+      plane_ = &plane;
+      return;
+    }
+    plane.leave();
+  }
+}
+
+bool OpenCopy::possible() {
+  if (!is_current()) return false;
+  bool possible = false;
+  for (Plane& plane : g_planes) {
+    if (possible || !plane.enter()) continue;
+    possible = plane.board.has_copies();
+    plane.leave();
+  }
+  return possible;
 }
 
 void Plane::report(int64_t file, Opened what) const {

@@ -23,16 +23,17 @@ using headrace::preload::BoardFile;
 using headrace::preload::kIsLink;
 using headrace::preload::RingHeader;
 
-// The file whose copy this is; null: of none.
-const BoardFile* copied(const shim::Plane& plane, uint64_t device, uint64_t inode) {
-  if (!plane.board.has_device(device)) return nullptr;
-  const int64_t file = plane.board.find_copy(device, inode);
-  return file < 0 ? nullptr : &plane.board.file(file);
-}
-
 // What is open under a descriptor, or at an empty path behind it: -1 for what a path names.
 int descriptor_of(int folder, const char* path, int flags) {
   return path != nullptr && path[0] == '\0' && (flags & AT_EMPTY_PATH) != 0 ? folder : -1;
+}
+
+// Whether the original has changed and stands in the place of its copy `fd` now: who looks at an
+// open file waits for what others append.
+bool follows(const shim::OpenCopy& copy, int fd) {
+  if (fd < 0 || copy->immutable()) return false;
+  const shim::Original original(copy);
+  return original && original.changed() && original.take_place(fd);
 }
 
 // `look`, and what it has said of a copy becomes what it would have said of the original.
@@ -40,11 +41,10 @@ template <class Look>
 int restored(int fd, struct stat* status, Look look) {
   const int result = look();
   if (result != 0) return result;
-  const shim::Held plane;
-  const BoardFile* file = plane ? copied(*plane, status->st_dev, status->st_ino) : nullptr;
-  if (file == nullptr) return result;
-  if (fd >= 0 && shim::follow(*plane, *file, fd)) return look();
-  shim::describe(*file, status);
+  const shim::OpenCopy copy(status->st_dev, status->st_ino);
+  if (!copy) return result;
+  if (follows(copy, fd)) return look();
+  shim::describe(copy.file(), status);
   return result;
 }
 
@@ -185,24 +185,32 @@ HEADRACE_EUIDACCESS(eaccess)
 
 HEADRACE_EXPORT(int, statx, int folder, const char* path, int flags, unsigned mask,
                 struct statx* status) {
-  const shim::Held plane;
-  if (status != nullptr && (flags & ~(kStatFlags | AT_STATX_SYNC_TYPE)) == 0) {
+  // The board knows no birth time: who asks for that alone wants no less.
+  const bool usual = (mask & STATX_BASIC_STATS) != 0;
+  if (status != nullptr && usual && (flags & ~(kStatFlags | AT_STATX_SYNC_TYPE)) == 0) {
+    const shim::Held plane;
     if (const BoardFile* file = known(plane, folder, path, (flags & AT_SYMLINK_NOFOLLOW) == 0)) {
       memset(status, 0, sizeof *status);
       describe(*file, status);
       return 0;
     }
   }
-  const int result = shim::calls().statx(folder, path, flags, mask, status);
-  if (result != 0 || !plane) return result;
-  const dev_t device = makedev(status->stx_dev_major, status->stx_dev_minor);
-  const BoardFile* file = copied(*plane, device, status->stx_ino);
-  if (file == nullptr) return result;
-  const int fd = descriptor_of(folder, path, flags);
-  if (fd >= 0 && shim::follow(*plane, *file, fd)) {
-    return shim::calls().statx(folder, path, flags, mask, status);
+  const auto call = shim::calls().statx;
+  const int result = call(folder, path, flags, mask, status);
+  if (result != 0) return result;
+  const shim::OpenCopy copy(makedev(status->stx_dev_major, status->stx_dev_minor), status->stx_ino);
+  if (!copy) return result;
+  if (follows(copy, descriptor_of(folder, path, flags))) {
+    return call(folder, path, flags, mask, status);
   }
-  describe(*file, status);
+  if ((mask & ~STATX_BASIC_STATS) != 0 && !(usual && copy->immutable())) {
+    const shim::Original original(copy);
+    if (original &&
+        call(AT_FDCWD, original.path(), flags & AT_STATX_SYNC_TYPE, mask, status) == 0) {
+      return 0;
+    }
+  }
+  describe(copy.file(), status);
   return result;
 }
 

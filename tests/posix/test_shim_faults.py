@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -377,6 +379,17 @@ BY_DESCRIPTOR = """
     print(os.fstatvfs(f).f_blocks == os.statvfs(root).f_blocks)
     s = os.stat(root + '/a')
     print(oct(s.st_mode), s.st_mtime_ns, os.listxattr(root + '/a'))
+    f = os.open(root + '/a', os.O_RDONLY)
+    for change in (os.fchmod, 0o600), (os.utime, (5, 6)), (os.setxattr, 'user.size', b'10'):
+        show(change[0], f, *change[1:])
+        print(oct(os.fstat(f).st_mode), os.fstat(f).st_mtime)
+    f = os.open(root + '/holes', os.O_RDONLY)
+    print(os.lseek(f, 0, os.SEEK_DATA), os.lseek(f, 0, os.SEEK_HOLE))
+    f = os.open(root + '/holes', os.O_RDONLY)
+    show(lambda f: fcntl.ioctl(f, 0x80086601, bytes(8)), f)  # FS_IOC_GETFLAGS
+    born = ['stat', '-c', '%W', '-'], ['stat', '-c', '%W', root + '/a']
+    f = os.open(root + '/a', os.O_RDONLY)
+    print(len({subprocess.run(one, stdin=f, capture_output=True).stdout for one in born}))
 """
 
 
@@ -387,6 +400,9 @@ def test_what_is_done_to_a_descriptor_is_done_to_the_original(plane, tmp_path):
         root = tmp_path / str(served)
         root.mkdir()
         (root / "a").write_bytes(b"0123456789")
+        with open(root / "holes", "wb") as f:
+            f.seek(1 << 20)
+            f.write(b"data")
         with contextlib.suppress(OSError):  # not every file system has them
             os.setxattr(root / "a", "user.colour", b"red")
         command = [sys.executable, "-c", textwrap.dedent(BY_DESCRIPTOR), str(root)]
@@ -401,8 +417,10 @@ FOLLOWS = """
     def append(text):
         subprocess.run(['sh', '-c', f'printf {text} >> {path}'], env={})
     buffered, plain, empty = open(path), os.open(path, os.O_RDONLY), open(path + '.empty', 'rb', 0)
+    looks = [os.open(path, os.O_RDONLY) for _ in range(3)]
     print(buffered.readlines(), os.lseek(plain, 0, 2))
     append('more')
+    print(os.fstat(looks[0]).st_size, os.lseek(looks[1], 0, 2), os.pread(looks[2], 9, 8))
     print(os.fstat(plain).st_size, os.read(plain, 9), buffered.read(), empty.read())
     path += '.empty'
     append('first')
@@ -425,11 +443,79 @@ def test_whoever_reads_on_gets_what_others_append(plane, tmp_path):
         if served:
             one = plane(root)
             outcomes.append(one.run(command))
-            assert one.counts["copy"] == 3
+            assert one.counts["copy"] == 6
         else:
             outcomes.append(run(command))
     assert outcomes[0][0] == 0, outcomes[0]
     assert outcomes[1] == outcomes[0]
+
+
+OPEN_STILL = """
+    import fcntl, os, sys
+    path = sys.argv[1]
+    held = [os.open(path, os.O_RDONLY) for _ in range(3)]
+    for line in sys.stdin:
+        f = held.pop()
+        try: fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e: print(e.errno, end=' ')
+        fcntl.flock(f, fcntl.LOCK_UN)
+        print(tuple(os.fstat(f))[:7] == tuple(os.stat(path))[:7], os.read(f, 3), flush=True)
+"""
+
+
+def test_what_is_open_is_known_after_its_daemon_is_gone(plane, tmp_path):
+    """By the boards before: it is its original's, whoever asks, and locks hold others off."""
+    path = tmp_path / "root" / "a"
+    path.parent.mkdir()
+    path.write_bytes(b"0123")
+    served = plane(path.parent)
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(OPEN_STILL), path],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=served.environment,
+    ) as program:  # fmt: skip
+
+        def ask():
+            program.stdin.write("\n")
+            program.stdin.flush()
+            return program.stdout.readline()
+
+        assert ask() == "True b'012'\n"
+        assert served.counts["copy"] == 3
+        served.page.clear()
+        with open(path, "rb") as other:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            assert ask() == f"{errno.EAGAIN} True b'012'\n"
+        newer = plane(path.parent)
+        board, ring = newer.board, newer.ring
+        served.page.publish(
+            os.getpid(), (os.dup(board.fd), board.inode), (os.dup(ring.fd), ring.inode)
+        )
+        assert ask() == "True b'012'\n"
+        program.stdin.close()
+
+
+CANNOT = """
+    import fcntl, os, sys
+    f = os.open(sys.argv[1], os.O_RDONLY)
+    os.rename(sys.argv[1], sys.argv[1] + '.old')
+    for call, *rest in (fcntl.flock, fcntl.LOCK_EX), (fcntl.lockf, fcntl.LOCK_SH), (os.fchmod, 0o600):
+        try: call(f, *rest)
+        except OSError as e: print(e.errno, end=' ')
+"""
+
+
+def test_what_cannot_be_done_to_the_original_is_refused(plane, tmp_path):
+    """Rather than done to a copy, where nobody would see it."""
+    (tmp_path / "a").write_bytes(b"0123")
+    served = plane(tmp_path)
+    if shutil.which("flock") is not None:  # a copy that the shell has open too
+        command = f"exec 3< {tmp_path}/a; flock 3 || echo refused; cat <&3"
+        status, out, err = served.run(["bash", "-c", command])
+        assert (status, out) == (0, b"refused\n0123"), err
+        assert os.strerror(errno.ENOLCK).encode() in err
+    outcome = served.python(textwrap.dedent(CANNOT), tmp_path / "a")
+    refused = f"{errno.ENOLCK} {errno.ENOLCK} {errno.ESTALE} "
+    assert outcome == (0, refused.encode(), b"")
 
 
 ELSEWHERE = """
