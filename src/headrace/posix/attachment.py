@@ -81,7 +81,7 @@ class Page:
         self._rings: list[int] = []
         self._follower: _native.OpenFollower | None = None
         self._order: list[bytes] | None = None
-        self.clear()
+        self._name_empty()
 
     @property
     def address(self) -> str:
@@ -111,15 +111,17 @@ class Page:
     def clear(self) -> None:
         """There is no daemon: originals are opened."""
         with self._lock:
+            if self._board_fd < 0:  # already: of the boards before, programs keep a few
+                return
             self.follow()
             self._follower = None
-            ring = self._own_ring
-            self._native.publish(
-                os.getpid(), self._empty.fd, self._empty.inode, ring.fd, ring.inode
-            )
-            if self._board_fd >= 0:
-                os.close(self._board_fd)
-                self._board_fd = -1
+            self._name_empty()
+            os.close(self._board_fd)
+            self._board_fd = -1
+
+    def _name_empty(self) -> None:
+        ring = self._own_ring
+        self._native.publish(os.getpid(), self._empty.fd, self._empty.inode, ring.fd, ring.inode)
 
     def counts(self) -> Mapping[str, int]:
         """What programs opened, by kind; bytes are those of whole files."""
