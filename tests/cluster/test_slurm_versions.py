@@ -16,7 +16,7 @@ from headrace.cluster.slurm.scontrol import read_jobs, read_nodes, read_partitio
 from headrace.cluster.snapshot import Allocation, ClusterJob, Node
 from headrace.errors import ClusterError
 from headrace.insight.usage import booked_of
-from headrace.telemetry.report import use_of
+from headrace.telemetry.waste import use_of
 
 FIXTURES = Path(__file__).parent / "fixtures"
 TEXT = ("20.11", "25.05")

@@ -8,7 +8,8 @@ import pytest
 from headrace.base.causes import Cause
 from headrace.insight.usage import starving_of, usage_by
 from headrace.telemetry.history import JobRecord
-from headrace.telemetry.report import Booked, JobReport, JobUse, hint_of, hours_text, use_of
+from headrace.telemetry.report import JobReport, hint_of, hours_text
+from headrace.telemetry.waste import Booked, JobUse, use_of
 
 HOUR = 3600.0
 

@@ -264,7 +264,8 @@ def _books(
 
 def _print_usage(output: Output, figures: UsageTable) -> None:
     from headrace.insight.usage import BY
-    from headrace.telemetry.report import WASTE, hours_text
+    from headrace.telemetry.report import hours_text
+    from headrace.telemetry.waste import WASTE
 
     if not figures.rows:
         output.line("no job is known in this time")

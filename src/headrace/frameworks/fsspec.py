@@ -25,8 +25,6 @@ from headrace.store.manifest import FILE_NAME
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from headrace.store.segment import OpenSegment
-
 
 _BLOCK_MAX = 4096
 """Names that are read at once where many files stand side by side."""
@@ -368,7 +366,6 @@ class _OpenStore:
         self._where = where
         self._store = store
         self._tree = FolderTree(store)
-        self._parts = [os.fsencode(p) for p in store.parts]
         self._readers: dict[int, BatchReader] = {}
 
     def find(self, path: str) -> SampleFile | None:
@@ -385,7 +382,7 @@ class _OpenStore:
         prefix = _prefix(path)
         folders: set[bytes] = set()
         files: list[SampleFile] = []
-        for segment in self._store.segments:
+        for number, segment in enumerate(self._store.segments):
             rank = 0
             while True:
                 names, samples, ranks, kinds = segment.directory.children(prefix, rank, _BLOCK_MAX)
@@ -400,7 +397,7 @@ class _OpenStore:
                     for name, sample, kind in zip(names, samples.tolist(), kinds, strict=True)
                     if kind != _FOLDER and _is_path(prefix + name)
                 ]
-                files += self._files(segment, [s for s, _ in listed], [n for _, n in listed])
+                files += self._files(number, [s for s, _ in listed], [n for _, n in listed])
         files.sort()
         return sorted(os.fsdecode(prefix + f) for f in folders), files
 
@@ -409,7 +406,7 @@ class _OpenStore:
         prefix = _prefix(path)
         # The successor of all names below: "/" is followed by "0".
         stop = prefix[:-1] + b"0" if prefix else None
-        for segment in self._store.segments:
+        for number, segment in enumerate(self._store.segments):
             directory = segment.directory
             first = directory.seek(prefix)
             last = directory.samples if stop is None else directory.seek(stop)
@@ -419,32 +416,19 @@ class _OpenStore:
                 names = directory.names(np.array(locals_, np.int64))
                 shown = [i for i, name in enumerate(names) if _is_path(name)]
                 yield from self._files(
-                    segment, [locals_[i] for i in shown], [names[i] for i in shown]
+                    number, [locals_[i] for i in shown], [names[i] for i in shown]
                 )
 
     def _files(
-        self, segment: OpenSegment, locals_: Sequence[int], names: Sequence[bytes]
+        self, number: int, locals_: Sequence[int], names: Sequence[bytes]
     ) -> list[SampleFile]:
-        if not locals_:
-            return []
-        directory, base = segment.directory, segment.base
-        extents = directory.extents_of(np.array(locals_, np.int64))
-        sizes = extents["length"].tolist()
-        if len(self._parts) == 1:
-            return [
-                SampleFile(os.fsdecode(name), base + local, 0, size)
-                for name, local, size in zip(names, locals_, sizes, strict=True)
-            ]
-        by_local = dict(zip(locals_, names, strict=True))
-        numbers = [self._parts.index(p) for p in directory.part_names]
-        out = []
-        for local, part, size in zip(
-            extents["sample"].tolist(), extents["part"].tolist(), sizes, strict=True
-        ):
-            name, word = by_local[local], directory.part_names[part]
-            path = os.fsdecode(name + b"." + word if word else name)
-            out.append(SampleFile(path, base + local, numbers[part], size))
-        return out
+        """The files of samples of a segment, whose names these are."""
+        base, sizes = self._store.segments[number].base, self._tree.sizes(number, locals_)
+        return [
+            SampleFile(os.fsdecode(self._tree.file_name(name, part)), base + local, part, size)
+            for local, name, own in zip(locals_, names, zip(*sizes, strict=True), strict=True)
+            for part, size in enumerate(own) if size >= 0
+        ]  # fmt: skip
 
     def entry(self, file: SampleFile) -> dict[str, Any]:
         """What fsspec is told of a file."""

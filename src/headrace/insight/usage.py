@@ -2,8 +2,8 @@
 
 Plain functions of the agents' history (`headrace.telemetry`) and of Slurm's books. The books (`sacct`) know
 every job's hours, and little of what they were good for; the history knows that of the jobs it saw. Together:
-hours from the books, shares from both, and how much of the hours is covered (`headrace.telemetry.report`).
-Where a job has no GPU it is ranked by the time that its steps waited. What is inferred is called so.
+hours from the books, shares from both, and how much of the hours is covered (`headrace.telemetry.waste`). Where
+a job has no GPU it is ranked by the time that its steps waited. What is inferred is called so.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from headrace.telemetry.history import JobRecord
-from headrace.telemetry.report import Booked, JobReport, JobUse, hours_text, together, use_of
+from headrace.telemetry.report import JobReport, hours_text
+from headrace.telemetry.waste import Booked, JobUse, together, use_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from headrace.store.segment import OpenSegment
     from headrace.store.store import Store
@@ -113,6 +113,20 @@ class FolderTree:
         """A part of a sample as a file, whatever its name; None if there is none."""
         return self._file(b"", sample, part)
 
+    def sizes(self, number: int, samples: Sequence[int]) -> list[list[int]]:
+        """For each part of the store the sizes of these samples of a segment; -1 for none."""
+        directory = self._segments[number].directory
+        wanted = np.array(samples, np.int64)
+        return [
+            [-1] * len(samples) if local < 0 else directory.lengths(wanted, local).tolist()
+            for local in self._local_parts[number]
+        ]
+
+    def file_name(self, name: bytes, part: int) -> bytes:
+        """What the file of a sample's part is called."""
+        word = self._parts[part]
+        return name if self._single or not word else name + b"." + word
+
     def part_number(self, part: bytes) -> int:
         """The number of a part among the store's; -1 if it has none of this name."""
         return self._numbers.get(part, -1)
@@ -128,7 +142,7 @@ class FolderTree:
         """What a segment's directory lists, (name, sample, next rank, kind), as entries."""
         base, width = self._segments[number].base, len(self._parts)
         alone = self._single and len(self._segments) == 1 and not self._parts[0]
-        sizes = self._sizes(number, [sample for _, sample, _, _ in listed])
+        sizes = self.sizes(number, [sample for _, sample, _, _ in listed])
         entries: list[Entry] = []
         hidden: list[int] = []
         for k, (name, sample, rank, kind) in enumerate(listed):
@@ -139,8 +153,8 @@ class FolderTree:
                 # A name that nothing else begins with can meet no other.
                 doubtful = kind == _KIND_FILE_PREFIX or len(self._segments) > 1 or self._ambiguous
                 files = [
-                    (name if self._single or not word else name + b"." + word, part, sizes[part][k])
-                    for part, word in enumerate(self._parts)
+                    (self.file_name(name, part), part, sizes[part][k])
+                    for part in range(len(self._parts))
                     if sizes[part][k] >= 0
                 ]
                 shown = [
@@ -167,22 +181,13 @@ class FolderTree:
         """Whether one of the first segments has a folder."""
         return any(s.directory.lookup(path)[1] >= 0 for s in self._segments[:segments])
 
-    def _sizes(self, number: int, samples: list[int]) -> list[list[int]]:
-        """For each part of the store the sizes of these samples of a segment; -1 for none."""
-        directory = self._segments[number].directory
-        wanted = np.array(samples, np.int64)
-        return [
-            [-1] * len(samples) if local < 0 else directory.lengths(wanted, local).tolist()
-            for local in self._local_parts[number]
-        ]
-
     def _file(self, name: bytes, sample: int, part: int) -> Entry | None:
         if sample < 0 or not 0 <= part < len(self._parts):
             return None
         for number, segment in enumerate(self._segments):
             local = sample - segment.base
             if local < segment.directory.samples:
-                size = self._sizes(number, [local])[part][0]
+                size = self.sizes(number, [local])[part][0]
                 return None if size < 0 else Entry(name, sample, part, size, 0)
         return None
 
