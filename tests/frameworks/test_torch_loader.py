@@ -19,7 +19,7 @@ import headrace as hr
 import warm
 from headrace.control.stalls.live import evidence_of
 from headrace.errors import CorruptSample, DecodeError, StateMismatch
-from headrace.insight.verify import verify_epochs
+from headrace.insight.epoch_proof import verify_epochs
 from headrace.order import combine_hashes
 from headrace.torch import DataLoader, Dataset
 from headrace.trace import flush, read_run

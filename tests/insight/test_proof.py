@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from headrace.cli.app import app
 from headrace.insight.deliveries import sums_at
-from headrace.insight.verify import same_order, verify_epochs
+from headrace.insight.epoch_proof import same_order, verify_epochs
 from headrace.order import Blocked, Sequential, Shuffled, Weighted, combine_hashes, order_hash
 from headrace.order.hash import position_hashes
 from headrace.trace import read_run

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from headrace.io.objects.connections import Connection, Response, _lines
 from headrace.io.objects.faults import Fault
-from headrace.io.objects.http import Connection, Response, _lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

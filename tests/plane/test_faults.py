@@ -13,7 +13,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import CorruptSample, CorruptStore, SourceChanged, VolumeError, VolumeTimeout
-from headrace.insight.verify import verify_epochs
+from headrace.insight.epoch_proof import verify_epochs
 from headrace.order import Shuffled, Weighted
 from headrace.order.hash import position_hashes
 from headrace.trace import flush, read_run

@@ -9,8 +9,8 @@ import pytest
 
 import headrace as hr
 from headrace.errors import TraceError
+from headrace.insight.epoch_proof import same_order, verify_epochs
 from headrace.insight.report.figures import run_figures
-from headrace.insight.verify import same_order, verify_epochs
 from headrace.trace import read_run
 from tests_shared import until
 

@@ -21,8 +21,8 @@ from headrace.web.access import Sessions, WebOptions
 from headrace.web.app import CONNECTIONS_MAX, Web
 from headrace.web.demo import DemoSource
 from headrace.web.live import Live
+from headrace.web.source import TracedRuns
 from headrace.web.stores import StoreBrowser
-from headrace.web.watching import TracedRuns
 from tests_shared import until, write_photos
 
 WAIT_S = 20.0

@@ -11,7 +11,7 @@ import pytest
 from headrace.control.service.auth import PEERS_MAX, Refused, TokenFile, TokenThrottle
 from headrace.errors import ControlError
 from headrace.web.access import ROLES, Sessions, WebOptions
-from headrace.web.watching import ControllerPolicies
+from headrace.web.source import ControllerPolicies
 from web.serving import FakeController
 
 LOOKS = ["/", "/starving", "/storage", "/job", "/policies", "/stores", "/api/starving", "/api/storage",

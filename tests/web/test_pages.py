@@ -10,7 +10,7 @@ from selenium.webdriver.common.keys import Keys
 import headrace as hr
 from control.service import controller, parent
 from headrace.control.client import Client, Endpoint
-from headrace.web.watching import ControllerPolicies
+from headrace.web.source import ControllerPolicies
 from tests_shared import png
 from web.accessibility import contrast, problems
 from web.serving import FakeController, Serving, small_demo, traced_run, until

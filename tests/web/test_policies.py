@@ -5,7 +5,7 @@ import pytest
 from control.service import controller, parent
 from headrace.control.client import Client, Endpoint
 from headrace.control.policy import parse_policy, policy_document, policy_yaml
-from headrace.web.watching import ControllerPolicies
+from headrace.web.source import ControllerPolicies
 
 controller, parent = controller, parent  # noqa: PLW0127 - fixtures
 

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from headrace.web.watching import TracedRuns
+from headrace.web.source import TracedRuns
 from web.serving import traced_run
 
 BATCHES = 9

@@ -354,7 +354,7 @@ def verify_epoch(
     With a second run, also that both delivered in the same order; else the first step that differs.
     Ends with 1 if something is not proved.
     """
-    from headrace.insight.verify import proof_lines, same_lines, same_order, verify_epochs
+    from headrace.insight.epoch_proof import proof_lines, same_lines, same_order, verify_epochs
     from headrace.trace import read_run
 
     runs = [read_run(path) for path in (run, other) if path is not None]

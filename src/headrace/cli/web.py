@@ -71,8 +71,8 @@ def web(
     from headrace.web.access import Sessions, WebOptions
     from headrace.web.app import serve
     from headrace.web.demo import DemoSource
+    from headrace.web.source import ClusterSource, ControllerPolicies, TracedRuns
     from headrace.web.stores import StoreBrowser
-    from headrace.web.watching import ClusterSource, ControllerPolicies, TracedRuns
 
     options = WebOptions(
         listen=listen, token_file=token_file, public=public, names=tuple(name or ()),

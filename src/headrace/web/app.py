@@ -37,16 +37,16 @@ from headrace.pages.html import POLICY as REPORT_POLICY
 from headrace.pages.html import STYLE, safe
 from headrace.web.access import SESSION_S, Guard
 from headrace.web.live import Full, Live, LiveClient
+from headrace.web.source import TracedRuns
 from headrace.web.views import plain, rows, whole_number
-from headrace.web.watching import TracedRuns
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable
 
     from headrace.web.access import Sessions, WebOptions
+    from headrace.web.source import ClusterSource, ControllerPolicies
     from headrace.web.stores import StoreBrowser
-    from headrace.web.watching import ClusterSource, ControllerPolicies
 
 _T = TypeVar("_T")
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from headrace.base.causes import cause_of
 from headrace.telemetry.history import JobRecord
+from headrace.web.source import RECENT_S, ClusterSource
 from headrace.web.views import ClusterLayout, JobBox, NodeBox
-from headrace.web.watching import RECENT_S, ClusterSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,7 +22,7 @@ from headrace.web.views import Wire, plain
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from headrace.web.watching import ClusterSource
+    from headrace.web.source import ClusterSource
 
 _log = logging.getLogger("headrace.web")
 

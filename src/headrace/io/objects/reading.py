@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.io.objects.connections import Pool
 from headrace.io.objects.faults import Backoff, Failure, Fault
-from headrace.io.objects.http import Pool
 from headrace.io.objects.location import root_of
 from headrace.io.objects.transport import Roots
 

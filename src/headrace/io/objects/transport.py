@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from concurrent.futures import ThreadPoolExecutor
 
-    from headrace.io.objects.http import Pool, Response
+    from headrace.io.objects.connections import Pool, Response
     from headrace.io.objects.reading import RemoteObject
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)\Z")

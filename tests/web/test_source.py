@@ -15,8 +15,8 @@ from headrace.errors import TelemetryError
 from headrace.insight.usage import starving_of
 from headrace.telemetry.accounts import JobFacts, Ledger
 from headrace.telemetry.writing import HistoryWriter, file_of
+from headrace.web.source import ClusterSource
 from headrace.web.views import UNKNOWN, nodes_of_scheduler
-from headrace.web.watching import ClusterSource
 
 controller, parent = controller, parent  # noqa: PLW0127 - fixtures
 
