@@ -345,6 +345,41 @@ def test_the_look_ahead_is_bounded(path):
     iterator.close()
 
 
+@pytest.mark.parametrize("way", ["threads", "workers"])
+def test_an_error_does_not_shorten_the_epoch_of_who_goes_on(path, way):
+    refused = [True]
+
+    def refuse_once(samples):
+        if samples[0][0] == third and refused:
+            raise ValueError("not now")
+        return [index for index, _ in samples]
+
+    options = {"shuffle": True, "seed": 5, "decode": index_of, **WAYS[way]}
+    whole = list(DataLoader(path, 16, collate_fn=lambda some: [i for i, _ in some], **options))
+    third = whole[2][0]
+    with DataLoader(path, 16, collate_fn=refuse_once, **options) as loader:
+        iterator, delivered = iter(loader), []
+        with pytest.raises(ValueError, match="not now"):
+            delivered.extend(iterator)
+        refused.clear()
+        delivered += iterator
+        assert delivered == whole
+        assert (loader.epoch, loader.position) == (1, 0)
+        assert not list(iterator)
+
+
+def test_an_iterator_that_ended_says_so_whenever_it_is_asked(path):
+    with DataLoader(path, 16) as loader:
+        ended = iter(loader)
+        next(ended)
+        batches = iter(loader)
+        next(batches)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="new one was made"):
+                next(ended)
+        next(batches)
+
+
 @pytest.mark.parametrize("way", ["threads", "workers", "whole"])
 def test_a_loader_used_before_a_fork_works_on_in_parent_and_child(path, way):
     options = {} if way == "whole" else {"decode": index_of, **WAYS[way]}

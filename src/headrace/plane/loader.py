@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from headrace.base.job import tell_resumed
 from headrace.base.text import bytes_text
@@ -24,7 +25,7 @@ from headrace.plane.pipeline import Pipeline
 from headrace.plane.stage import ConsumerStats, Stage, StageStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from headrace.plane.tiers import CacheReport
     from headrace.plane.tokens import WindowReader
 
+
+T = TypeVar("T")
 
 Span = tuple[int, int]
 """Global positions (start, stop) of one batch; past the order's length they wrap."""
@@ -149,6 +152,9 @@ class Cursor:
         if self._started:  # the pass before was left early
             self._go_to(self._base.next_epoch())
         self._leave_finished(slices)
+        return self._pass(slices)
+
+    def _pass(self, slices: Slices) -> Pass:
         self._passes += 1
         return Pass(self, self._passes, slices, self.epoch, self._position)
 
@@ -228,9 +234,49 @@ class Pass:
         self._cursor._delivered(slices.position_after(step + 1, self.begin), hashed)  # noqa: SLF001
         return self.epoch, step, first, hashed
 
+    def again(self) -> Pass:
+        """Begin a pass with the batch that this one failed at.
+
+        Raises:
+            RuntimeError: a new pass was begun, or the loader was closed.
+        """
+        self.check()
+        return self._cursor._pass(self.slices)  # noqa: SLF001
+
     def finish(self) -> None:
         """Go on to the next epoch: every step was delivered and the consumer came back."""
         self._cursor._finish()  # noqa: SLF001
+
+
+class PassIterator(Iterator[T]):
+    """Goes through a pass. An error or an interrupt does not end it: whoever asks again meets the same batch.
+
+    A generator would be exhausted by it: the rest of the epoch would be missing, in silence.
+
+    Args:
+        begin: begins the pass, with the first batch.
+        deliver: gives its batches.
+    """
+
+    def __init__(self, begin: Callable[[], Pass], deliver: Callable[[Pass], Iterator[T]]) -> None:
+        self._begin, self._deliver = begin, deliver
+        self._batches: Iterator[T] | None = None
+
+    def __next__(self) -> T:
+        if self._batches is None:
+            self._begin = (a_pass := self._begin()).again
+            self._batches = self._deliver(a_pass)
+        try:
+            return next(self._batches)
+        except StopIteration:
+            raise
+        except BaseException:
+            self._batches = None
+            raise
+
+    def close(self) -> None:
+        """End reading ahead for it; it delivers no more."""
+        self._batches = iter(())
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -512,7 +558,8 @@ class Loader(Cursor):
         return super().begin()
 
     def __iter__(self) -> Iterator[Batch]:
-        return self._deliver(self.begin())
+        a_pass = self.begin()
+        return PassIterator(lambda: a_pass, self._deliver)
 
     def _deliver(self, a_pass: Pass) -> Iterator[Batch]:
         fetched = self._reader.stream(self.order, a_pass.epoch, a_pass.spans())

@@ -186,7 +186,7 @@ class TokenLoader(Loader, Closing):
     """An iterable over batches of windows of tokens; made by `headrace.tokens`. Else it is a `Loader`."""
 
     def __iter__(self) -> Iterator[TokenBatch]:  # type: ignore[override]  # its batches are of another kind
-        return self._deliver(self.begin())  # type: ignore[return-value]
+        return super().__iter__()  # type: ignore[return-value]
 
 
 class FollowingTokenLoader(FollowingLoader, TokenLoader):

@@ -33,7 +33,7 @@ from headrace.frameworks.view import LoaderView
 from headrace.order import Order
 from headrace.order.shuffled import Sequential
 from headrace.plane.images import Images
-from headrace.plane.loader import made_again
+from headrace.plane.loader import PassIterator, made_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -331,7 +331,8 @@ class StoreLoader(LoaderView):
         self._loader.close()
 
     def __iter__(self) -> Iterator[Any]:
-        return self._deliver(os.getpid())
+        # With the first batch, as torch does: trainers call set_epoch after iter().
+        return PassIterator(self._begin, partial(self._deliver, os.getpid()))
 
     def _begin(self) -> Pass:
         a_pass = self._loader.begin()
@@ -342,9 +343,7 @@ class StoreLoader(LoaderView):
             )
         return a_pass
 
-    def _deliver(self, pid: int) -> Iterator[Any]:
-        # With the first batch, as torch does: trainers call set_epoch after iter().
-        a_pass = self._begin()
+    def _deliver(self, pid: int, a_pass: Pass) -> Iterator[Any]:
         deliveries = self._deliveries.deliveries(a_pass)
         try:
             for step in range(a_pass.steps):

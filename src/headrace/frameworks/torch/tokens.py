@@ -12,6 +12,7 @@ import torch
 
 from headrace import api
 from headrace.frameworks.view import LoaderView
+from headrace.plane.loader import PassIterator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from headrace.plane.loader import Pass
     from headrace.plane.tokens import TokenBatch, TokenDtype
     from headrace.store import Store
 
@@ -115,5 +117,9 @@ class TokenDataLoader(LoaderView):
         self.pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
 
     def __iter__(self) -> Iterator[TokenTensors]:
-        for batch in self._loader:
+        # With the first batch, as torch does: trainers call set_epoch after iter().
+        return PassIterator(self._loader.begin, self._deliver)
+
+    def _deliver(self, a_pass: Pass) -> Iterator[TokenTensors]:
+        for batch in self._loader._deliver(a_pass):  # noqa: SLF001
             yield TokenTensors(batch, pin_memory=self.pin_memory)  # type: ignore[arg-type]  # a TokenLoader's
