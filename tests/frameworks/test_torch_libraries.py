@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch.utils import data as torch_data
 
-from headrace.torch import DataLoader, StoreLoader, adopt
+import headrace as hr
+from headrace.torch import DataLoader, StoreLoader, TokenDataLoader, adopt
 
 from .decoders import index_of
 from .dropin_corpus import Nested, Stream
@@ -112,7 +114,7 @@ def lightning_trainer(tmp_path):
             self.seen = []
 
         def training_step(self, batch, _):
-            batch = batch[0] if isinstance(batch, list) else batch
+            batch = batch[0] if isinstance(batch, list) else getattr(batch, "tokens", batch)
             self.seen.append(batch[:, 0].tolist())
             return self.layer(batch[:, :1].float()).mean()
 
@@ -185,4 +187,25 @@ def test_lightning_goes_on_over_a_store_where_it_stopped(lightning_trainer, path
     with pytest.raises(ValueError, match="needs to subclass"):  # which Lightning would not shuffle
         lightning_trainer(shuffled(), overfit_batches=2)
     stored = lightning_trainer(loader(), max_epochs=2, overfit_batches=2)
+    assert stored[:2] == stored[2:]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_goes_on_over_tokens_where_it_stopped(lightning_trainer, tmp_path):
+    hr.pack(
+        [np.arange(i * 50, i * 50 + 50, dtype=np.uint16).tobytes() for i in range(20)],
+        tmp_path / "t.hr",
+    )
+
+    def loader(**options):
+        return TokenDataLoader(tmp_path / "t.hr", 8, 5, seed=3, stored="uint16", **options)
+
+    def fit(resumed=None):
+        return lightning_trainer(loader(), resumed, max_epochs=3, limit_train_batches=6)
+
+    whole = fit()
+    assert fit("stopped.ckpt") == whole[4:]
+    assert fit("0.ckpt") == whole[6:]
+    assert fit("1.ckpt") == whole[12:]
+    stored = lightning_trainer(loader(shuffle=False), max_epochs=2, overfit_batches=2)
     assert stored[:2] == stored[2:]

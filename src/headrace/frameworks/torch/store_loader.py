@@ -65,7 +65,7 @@ class _EpochSampler(Sampler[int]):
     by themselves, so its word counts where it is ahead: one that was resumed, or used before, never goes back.
     """
 
-    def __init__(self, loader: StoreLoader) -> None:
+    def __init__(self, loader: LoaderView) -> None:
         self._loader = loader
 
     def set_epoch(self, epoch: int) -> None:
@@ -88,6 +88,12 @@ class _EpochSampler(Sampler[int]):
 
 class _StoredOrder(_EpochSampler, SequentialSampler):
     """What Lightning's `overfit_batches` looks for, which refuses a store that is shuffled."""
+
+
+def sampler_of(loader: LoaderView) -> Sampler[int]:
+    """This rank's indices in the epoch under way; `set_epoch` moves the loader forward, never back."""
+    stored = isinstance(loader.order, Sequential) or not getattr(loader.order, "shuffle", True)
+    return (_StoredOrder if stored else _EpochSampler)(loader)
 
 
 class StoreLoader(LoaderView):
@@ -272,7 +278,7 @@ class StoreLoader(LoaderView):
     @property
     def sampler(self) -> Sampler[int]:
         """This rank's indices in the epoch under way; `set_epoch` moves the loader forward, never back."""
-        return (_StoredOrder if isinstance(self.order, Sequential) else _EpochSampler)(self)
+        return sampler_of(self)
 
     @property
     def decode_threads(self) -> int:

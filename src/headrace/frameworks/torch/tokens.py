@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from headrace import api
+from headrace.frameworks.torch.store_loader import sampler_of
 from headrace.frameworks.view import LoaderView
 from headrace.plane.loader import PassIterator
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from numpy.typing import NDArray
+    from torch.utils.data import Sampler
 
     from headrace.plane.loader import Pass
     from headrace.plane.tokens import TokenBatch, TokenDtype
@@ -103,6 +105,9 @@ class TokenDataLoader(LoaderView):
         ValueError: an unknown option, or nobody says what the tokens are.
     """
 
+    batch_sampler = None
+    """Batches are cut here; Lightning looks for it."""
+
     def __init__(
         self,
         store: Store | str | PathLike[str],
@@ -115,6 +120,11 @@ class TokenDataLoader(LoaderView):
     ) -> None:
         self._loader = api.tokens(store, length, batch_size, dtype=dtype, **options)
         self.pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
+
+    @property
+    def sampler(self) -> Sampler[int]:
+        """The windows of this rank in the epoch under way; as a store's `DataLoader` has it."""
+        return sampler_of(self)
 
     def __iter__(self) -> Iterator[TokenTensors]:
         # With the first batch, as torch does: trainers call set_epoch after iter().
