@@ -115,7 +115,9 @@ WholeFile read_whole(const char* path, const FileIdentity& expected, std::byte* 
     }
   }
   if (whole.error == 0) whole.error = compare(fd, expected, calls.file);
-  if (whole.error == 0 && expected.ctime_ns > now_ns() - kClockTickNs) whole.error = ESTALE;
+  if (whole.error == 0 && expected.ctime_ns > now_ns() - clock_tick_ns(expected.ctime_ns)) {
+    whole.error = ESTALE;
+  }
   calls.file.close(fd);
   return whole;
 }

@@ -8,6 +8,9 @@ import time
 import numpy as np
 import pytest
 
+from headrace.node.files.copies import Copies, DescriptorBudget
+from headrace.node.files.root_files import FarReader
+from headrace.node.files.tree import identity
 from headrace.node.wire import FilesReady, ReplyStatus
 from node.conftest import serving, until
 from node.files.conftest import (
@@ -245,3 +248,17 @@ def test_a_program_does_not_wait_for_a_scan(tmp_path, folder, program, monkeypat
         second = one.ready()
         assert (second.files, second.complete) == (10, True)
         until(lambda: len(copies_of(server)) == len(paths))
+
+
+def test_a_large_file_that_was_changed_a_moment_ago_is_not_copied(tmp_path, monkeypatch):
+    """Within a tick of the file system's clock nothing tells of another change."""
+    path = tmp_path / "large"
+    path.write_bytes(bytes(3 << 20))
+    was = os.stat(path)
+    reader = FarReader(os.fsencode(tmp_path), Copies(DescriptorBudget(8)))
+    times = iter((was.st_ctime_ns + 10_000_000, was.st_ctime_ns + 30_000_000))
+    monkeypatch.setattr(time, "time_ns", lambda: next(times))
+    with pytest.raises(OSError, match="a moment ago"):
+        reader._read_big(os.fsencode(path), identity(was))
+    os.close(reader._read_big(os.fsencode(path), identity(was)))
+    reader.close()
