@@ -15,6 +15,10 @@ from pathlib import Path
 import pytest
 from posix_placing import run
 
+from headrace.node.wire import FilesReady, ReplyStatus
+from headrace.posix.attachment import Attachment, Page
+from headrace.posix.launch import ProgramOptions
+
 WAIT_S = 30.0
 HEADRACE = [sys.executable, "-c", "from headrace.cli import main; main()"]
 
@@ -267,3 +271,31 @@ def test_what_cannot_be_run_says_so(files, report, runtime, arguments, status, w
     (code, _, err), _ = report(*(a.format(files=files) for a in arguments))
     assert code == status
     assert words in err.decode()
+
+
+class _Daemon:
+    """What comes from a daemon: the board and ring of a plane."""
+
+    peer_pid = os.getpid()
+
+    def __init__(self, plane):
+        self._plane = plane
+
+    def take_fds(self, count):
+        return [os.dup(fd) for fd in (self._plane.board.fd, self._plane.ring.fd)][:count]
+
+
+@pytest.mark.parametrize("found", [False, True])
+def test_files_that_were_not_found_in_time_are_said_and_no_others(files, plane, found):
+    served = plane(files)
+    page = Page([str(files)])
+    attachment = Attachment(page, ProgramOptions(roots=[str(files)]))
+    daemon = _Daemon(served)
+    attachment._take(daemon, FilesReady(1, ReplyStatus.OK, "scanning"))
+    if found:
+        board, ring = served.board, served.ring
+        ready = FilesReady(1, ReplyStatus.OK, "", 1, 1, True, board.inode, 0, ring.inode, 0)
+        attachment._take(daemon, ready)
+    attachment.end()
+    page.close()
+    assert len(attachment.notes) == (not found)

@@ -187,6 +187,7 @@ class Attachment:
         self._private: _PrivateDaemon | None = None
         self._folder: RuntimeFolder | None = None
         self._report: dict[str, Any] = {}
+        self._scanning = False  # there will be a board, when the roots have been looked at
         self.private = False  # whether the daemon was started for this run
         self.notes: list[str] = []
         self._thread = threading.Thread(target=self._run, name="headrace-run", daemon=True)
@@ -220,6 +221,8 @@ class Attachment:
             self._thread.join(END_S)
         if self._private is not None:
             self._private.end()
+        if self._scanning:
+            self._note("it ended before all files below the roots had been found")
         return self._report
 
     # -- the thread -------------------------------------------------------------------------------
@@ -295,7 +298,8 @@ class Attachment:
             self._report = json.loads(message.json)
         if not isinstance(message, FilesReady):
             return
-        if message.message:
+        self._scanning = not (message.board_ino or message.status)
+        if message.message and not self._scanning:
             self._note(message.message)
         if message.board_ino:
             board, ring = link.take_fds(2)

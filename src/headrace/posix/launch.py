@@ -295,7 +295,9 @@ def _launch_seen(
             "architecture, or without the environment): give them a folder of `headrace mount`"
         )
     if not opens.get("attached"):
-        report.unseen.append("no program of the run loaded the shim")
+        report.unseen.append(
+            "no program of the run opened or looked at a file where the shim sees it"
+        )
     elif not any(opens.get(k) for k in ("copy", "original", "unknown", "writing", "stat")):
         report.unseen.append(
             "nothing below the roots was opened, or only in ways that cannot be seen (system calls "
