@@ -9,6 +9,7 @@ import pytest
         ("pack photos", 2, "Missing argument 'SOURCE... TARGET'"),
         ("read photos --batch-size x", 2, "'--batch-size' / '-b': 'x', expected a whole number"),
         ("read photos --batch-size 0", 2, "0, expected a whole number, at least 1"),
+        ("read photos --step-ms inf", 2, "inf, expected a number"),
         ("doctor photos --seconds nan", 2, "nan, expected a number, 0.2 to 3600"),
         ("doctor photos --workers 2000", 2, "2000, expected a whole number, 0 to 1024"),
         ("pak photos new.hr", 2, "No such command 'pak'. Did you mean 'pack'?"),

@@ -539,3 +539,19 @@ def test_users_roles_allow_what_is_asked_of_the_server(run, cluster, tmp_path):
             what, named = parts[place], len(parts) > place + 1
             verb = "list" if verb == "GET" and not named else verb
         assert (what, verbs.get(verb, verb)) in allowed, call
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [("exit 137", 1), ("exit 143", 1), ("kill -9 $$", 137), ("exit 75", 75), ("exit 3", 3)],
+)
+def test_a_pod_whose_script_tells_of_a_signal_is_not_tried_again(tmp_path, script, status):
+    path = tmp_path / "script"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    told = {"HEADRACE_JOB_NODES": "localhost", "HEADRACE_JOB_FIRST": "localhost"}
+    ended = subprocess.run(
+        [sys.executable, "-m", "headrace.cluster.kubernetes.pod"],
+        env=os.environ | told | {"HEADRACE_JOB_FILES": str(tmp_path)}, timeout=60, check=False,
+    )  # fmt: skip
+    assert ended.returncode == status

@@ -62,5 +62,11 @@ def test_a_launched_job_says_where_its_first_rank_goes_on(store, monkeypatch, ca
         monkeypatch.delenv("HEADRACE_LAUNCH")
         text = f"headrace: resumed from epoch 0, sample {BATCH} of {len(store):,}\n"
         assert capsys.readouterr().err == ("" if rank else text)
+        monkeypatch.setenv("HEADRACE_LAUNCH", "a mark")
+        fresh = hr.loader(store, BATCH, seed=4, rank=rank, world_size=2)
+        fresh.load_state_dict(fresh.state_dict())
+        fresh.close()
+        monkeypatch.delenv("HEADRACE_LAUNCH")
+        assert not capsys.readouterr().err, "it goes on nowhere"
         loader.close()
     saved.close()

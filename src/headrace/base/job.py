@@ -650,8 +650,15 @@ def restarts() -> int:
 
 
 def tell_resumed(rank: int, epoch: int, position: int, length: int) -> None:
-    """Say in the log of a launched job, on one rank, where its loader goes on."""
-    if rank == 0 and os.environ.get("HEADRACE_LAUNCH"):
+    """Say in the log of a launched job, on one rank, where its loader goes on; not in that one's workers."""
+    from multiprocessing import parent_process  # which takes its time
+
+    if (
+        rank == 0
+        and (epoch or position)
+        and os.environ.get("HEADRACE_LAUNCH")
+        and not parent_process()
+    ):
         sys.stderr.write(
             f"headrace: resumed from epoch {epoch}, sample {position:,} of {length:,}\n"
         )

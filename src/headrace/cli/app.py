@@ -7,6 +7,7 @@ typer three times as long as the interpreter needs to start. `headrace --help` p
 from __future__ import annotations
 
 import copy
+import math
 import os
 import re
 import sys
@@ -151,8 +152,10 @@ class _Coercion:
         except ValueError:
             raise typer.BadParameter(f"{word!r}, expected {kind}", param=param) from None
         least, most = (getattr(param, name, None) for name in ("min", "max"))
-        if not (least is None or number >= least) or not (most is None or number <= most):
-            raise typer.BadParameter(f"{word}, expected {kind}, {limits}", param=param)
+        fits = (least is None or number >= least) and (most is None or number <= most)
+        if not fits or not math.isfinite(number):
+            expected = ", ".join(filter(None, (kind, limits)))
+            raise typer.BadParameter(f"{word}, expected {expected}", param=param)
         return number
 
 

@@ -63,7 +63,7 @@ _SOON_S: Final = 600
 def queue_view(board: QueueBoard, width: int, rows: int | None) -> RenderableType:
     """The whole screen."""
     colours = {row.user: _COLOURS[i % len(_COLOURS)] for i, row in enumerate(board.users)}
-    screen = _Screen(width, rows, colours, gpus=bool(board.totals.gpus))
+    screen = _Screen(width, rows, colours, gpus=bool(board.totals.gpus or board.totals.gpus_wanted))
     parts: list[RenderableType] = [screen.title(board), screen.gpus(board.totals)]
     if board.nodes:
         parts += [Text(), *screen.nodes(board.nodes)]
@@ -151,12 +151,12 @@ class _Screen:
         )  # fmt: skip
 
     def gpus(self, totals: QueueTotals) -> Text:
-        if not totals.gpus:
+        if not self.has_gpus:
             bar = _bar(totals.cpus_used / max(1, totals.cpus), _BAR_CELLS, "blue")
             used = f" {count_text(totals.cpus_used)} of {count_text(totals.cpus)} used"
             return Text.assemble("CPUs ", bar, used)
         cells = max(_BAR_CELLS, min(40, self.width - 60))
-        bar = _bar(totals.gpus_used / totals.gpus, cells, "blue")
+        bar = _bar(totals.gpus_used / max(1, totals.gpus), cells, "blue")
         rest = (("away", totals.gpus_away, "red"), ("waited for", totals.gpus_wanted, "yellow"))
         return Text.assemble(
             "GPUs ", bar, f" {count_text(totals.gpus_used)} of {count_text(totals.gpus)} used, ",

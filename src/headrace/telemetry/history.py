@@ -174,11 +174,14 @@ class JobRecord:
     @property
     def stall(self) -> float | None:
         """Share of their time that its steps waited; None: too few were seen, and nothing is inferred."""
+        return None if self.has_few_steps else self.stall_now
+
+    @property
+    def stall_now(self) -> float | None:
+        """The same of a moment, in which there may be few steps."""
         waited_s = sum(self.waited.values())
         known_s = waited_s + self.total("worked_s") if self.measured else self.seconds
-        if self.has_few_steps or known_s <= 0.0:
-            return None
-        return min(1.0, waited_s / known_s)
+        return min(1.0, waited_s / known_s) if known_s > 0.0 else None
 
     @property
     def has_few_steps(self) -> bool:

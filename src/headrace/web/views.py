@@ -371,15 +371,16 @@ def job_page(
     facts |= {"hint": report["hint"], "node_count": len(record.nodes)}
     rates = [(r.by_label("tier_bytes"), seconds) for _, r, seconds in over_time]
     tiers = sorted({tier for amounts, _ in rates for tier in amounts})
-    now = over_time[-1][1].stall if over_time and running else None
-    seen = [(at, node, p.stall) for at, (node, p) in enumerate(nodes) if p.stall is not None]
+    now = over_time[-1][1].stall_now if over_time and running else None
+    stalls = [(at, node, p.stall_now) for at, (node, p) in enumerate(nodes)]
+    seen = [each for each in stalls if each[2] is not None]
     return {
         "facts": facts | {"gpus": round(record.total("gpus"))},
         "running": running,
         "now": now,
         "times": [round(at, 3) for at, _, _ in over_time],
         "use": [_share(r.gpu_use) for _, r, _ in over_time],
-        "stall": [_share(r.stall) for _, r, _ in over_time],
+        "stall": [_share(r.stall_now) for _, r, _ in over_time],
         "tiers": {
             plain(tier): _short([amounts.get(tier, 0.0) / s for amounts, s in rates])
             for tier in tiers

@@ -94,15 +94,24 @@ def test_a_job_under_torchrun_that_is_cancelled_ends_without_tracebacks(tmp_path
     assert f"job {job}: cancelled, 1 node, 2 ranks" in text
 
 
-def test_a_job_under_torchrun_ends_with_the_status_of_the_rank_that_was_killed(tmp_path):
+@pytest.mark.parametrize(
+    ("end", "status", "words"),
+    [
+        ("os.kill(os.getpid(), 9)", 137, "of the ranks was ended by SIGKILL"),
+        ("os._exit(75)", 1, "failed"),  # which would ask for a new start
+    ],
+)
+def test_a_job_under_torchrun_ends_with_the_status_of_the_rank_that_failed(
+    tmp_path, end, status, words
+):
     pytest.importorskip("torch")
-    script = "import os, time\nif os.environ['RANK'] == '1':\n    os.kill(os.getpid(), 9)\ntime.sleep(300)\n"
+    script = f"import os, time\nif os.environ['RANK'] == '1':\n    {end}\ntime.sleep(300)\n"
     executor, job = torchrun_job(tmp_path, script)
     try:
-        (status,) = executor.wait([job], 120.0)[job]
+        (ended,) = executor.wait([job], 120.0)[job]
     finally:
         executor.cancel([job])
     text = (tmp_path / f"slurm-{job}.out").read_text()
-    assert status.exit_code == 137, text
-    assert "of the ranks was ended by SIGKILL" in text
+    assert ended.exit_code == status, text
+    assert words in text
     assert "Traceback" not in text

@@ -44,6 +44,7 @@ _LEFT_BEHIND_S = 2.0
 # Kubeflow's words for ranks: those of `headrace launch` are others.
 _NOT_OURS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_BY_SIGNAL = (signal.SIGKILL, signal.SIGTERM)  # as statuses of a pod they ask for another try
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -110,6 +111,8 @@ def _run(command: Sequence[str], asked: list[int]) -> int:
         time.sleep(_TICK_S)
     process.returncode = code = os.waitstatus_to_exitcode(status)
     end_descendants(_LEFT_BEHIND_S)
+    if code - 128 in _BY_SIGNAL and not asked:
+        return 1  # it told of a rank's signal: another try would end as this one
     return code if code >= 0 else 128 - code
 
 

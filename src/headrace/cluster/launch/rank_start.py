@@ -27,7 +27,8 @@ def torchrun() -> None:
     except ChildFailedError as e:
         sys.stderr.write(f"{e}\n")
         code = e.get_first_failure()[1].exitcode
-        sys.exit(code if code >= 0 else 128 - code)
+        # 75 is for a launch that has saved and left: it asks for a new start.
+        sys.exit(128 - code if code < 0 else 1 if code == os.EX_TEMPFAIL else code)
 
 
 def main() -> None:

@@ -384,8 +384,8 @@ def node_names(nodes: int) -> tuple[str, ...]:
     return (socket.gethostname(),) if nodes == 1 else tuple(f"local{i}" for i in range(nodes))
 
 
-NO_GPUS = {"HEADRACE_JOB_GPUS": ""}
-"""For agents, where GPUs that were asked for are processes: nobody has one."""
+NO_GPUS = {} if Path("/dev/kfd").exists() else {"HEADRACE_JOB_GPUS": ""}
+"""For agents, where GPUs that were asked for are processes: nobody has one. AMD's are not counted."""
 
 
 def job_variables(
