@@ -368,6 +368,18 @@ def test_an_error_does_not_shorten_the_epoch_of_who_goes_on(path, way):
         assert not list(iterator)
 
 
+def test_two_at_once_do_not_share_an_iterator(path):
+    def collate(samples):
+        for _ in range(2):  # as another thread would
+            with pytest.raises(ValueError, match="already executing"):
+                next(iterator)
+        return [index for index, _ in samples]
+
+    with DataLoader(path, 16, decode=index_of, collate_fn=collate, threads=0) as loader:
+        iterator = iter(loader)
+        assert [index for batch in iterator for index in batch] == list(range(SAMPLES))
+
+
 def test_an_iterator_that_ended_says_so_whenever_it_is_asked(path):
     with DataLoader(path, 16) as loader:
         ended = iter(loader)

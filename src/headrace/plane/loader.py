@@ -271,7 +271,8 @@ class PassIterator(Iterator[T]):
         except StopIteration:
             raise
         except BaseException:
-            self._batches = None
+            if getattr(self._batches, "gi_frame", None) is None:  # else another thread is at it
+                self._batches = None
             raise
 
     def close(self) -> None:
