@@ -91,3 +91,9 @@ def test_a_missing_field_is_named(name):
 def test_a_state_of_another_version_cannot_be_made():
     with pytest.raises(OrderError, match="version 3, expected 1"):
         replace(STATE, version=3)
+
+
+@pytest.mark.parametrize("saved", [None, [], "state"])
+def test_what_is_no_dict_is_refused(saved):
+    with pytest.raises(OrderError, match="expected the dict that state_dict"):
+        OrderState.from_dict(saved)

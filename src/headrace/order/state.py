@@ -8,6 +8,7 @@ may go on with another world size, batch size or number of workers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from headrace.order.hash import MASK, combine_hashes
 from headrace.order.order import EPOCH_MAX, SEED_MAX, checked
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from headrace.order.order import Order
 
@@ -184,6 +185,11 @@ class OrderState:
         Raises:
             OrderError: a field is missing, unknown, of the wrong type or out of bounds.
         """
+        if not isinstance(saved, Mapping):
+            raise OrderError(
+                f"state is of type {type(saved).__name__}, expected the dict that state_dict() returned.",
+                next_step="Look whether the checkpoint holds the loader's state.",
+            )
         # The version first: other versions may have other fields.
         if saved.get("version") != STATE_VERSION:
             raise OrderError(
