@@ -23,6 +23,7 @@ import contextlib
 import json
 import time
 from collections import deque
+from collections.abc import Iterator
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
@@ -38,7 +39,7 @@ from headrace.frameworks.view import LoaderView, decode_error, takes_two
 from headrace.plane.images import Images
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from os import PathLike
 
     from headrace.api import OrderName
@@ -225,13 +226,7 @@ class Loader(LoaderView, tf.train.experimental.PythonState):  # type: ignore[mis
             HeadraceError: a sample cannot be read.
             DecodeError: `decode` failed; names the sample.
         """
-        try:
-            yield from self.dataset()
-        except tf.errors.OpError as e:
-            cause = self._cause_of(e)
-            if cause is None:
-                raise
-            raise cause from e
+        return _OwnErrors(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was saved, with the next iterator; those made before end.
@@ -300,6 +295,33 @@ class Loader(LoaderView, tf.train.experimental.PythonState):  # type: ignore[mis
             except tf.errors.OpError as e:
                 return decode_error(index, self._loader.source.names[index], e.message, "")
         return None
+
+
+class _OwnErrors(Iterator[Any]):
+    """The elements of a loader's data set, with headrace's own errors instead of TensorFlow's.
+
+    TensorFlow's iterator ends with an error, as if the epoch had: whoever asks again meets the error again.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._elements: Iterator[Any] | None = None
+        self._error: Exception | None = None
+
+    def __next__(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        if self._elements is None:
+            self._elements = iter(self._loader.dataset())
+        try:
+            return next(self._elements)
+        except tf.errors.OpError as e:
+            self._error = self._loader._cause_of(e) or e  # noqa: SLF001 - its own other half
+            raise self._error from (None if self._error is e else e)
+
+    def close(self) -> None:
+        """End reading ahead for it; it delivers no more."""
+        self._elements = iter(())
 
 
 def dataset(store: Store | str | PathLike[str], batch_size: int, **arguments: Any) -> Any:
