@@ -112,7 +112,9 @@ def test_a_folder_that_is_no_store_is_mounted_as_it_lies(mounts, tmp_path):
     ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(name if name != "empty" else "")
+    (root / "nowhere").symlink_to("none")
     folder = mounts(root)
+    assert b"/nowhere is left out" in os.getxattr(folder, "user.headrace.log")
     shown = {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     assert shown == {p.relative_to(root): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 

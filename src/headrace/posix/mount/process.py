@@ -42,8 +42,9 @@ from headrace.posix.mount.filesystem import FileSystem, SampleBytes
 from headrace.posix.mount.protocol import READ_BYTES_MAX, REQUEST_BYTES, BadRequestError
 from headrace.store import Store, open_store
 from headrace.store.manifest import FILE_NAME
-from headrace.store.opening import open_directly
-from headrace.store.sources.scan import SourceOptions
+from headrace.store.opening import store_of_scan
+from headrace.store.sources.folder import scan_folder
+from headrace.store.sources.scan import SourceOptions, raise_problems
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -216,7 +217,13 @@ def _open(store: str, options: MountOptions) -> Store:
     path = local_path(store)
     if is_url(store) or not os.path.isdir(path) or os.path.lexists(os.path.join(path, FILE_NAME)):
         return open_store(store, storage_options=options.storage_options)
-    return open_directly(path, SourceOptions(format="files", dot_files=True))
+    files = SourceOptions(format="files", dot_files=True, on_error="skip")
+    scan: Any = scan_folder(path, files)
+    dangling = [p for p in scan.skipped if os.path.islink(p.path) and not os.path.exists(p.path)]
+    raise_problems(path, [p for p in scan.skipped if p not in dangling], "Mend or remove them.")
+    for link in dangling:  # whoever opens it finds nothing, here and there
+        _log.warning("%s is left out: %s", link.path, link.reason)
+    return store_of_scan(path, scan, files)
 
 
 def _serve(

@@ -262,7 +262,10 @@ def because(stream: Stream) -> str:
     return f": {stream.reason}" if stream.reason else ""
 
 
-def raise_problems(path: str, problems: list[Problem]) -> None:
+SKIP_THEM = "Mend or remove them, or pass on_error='skip' to leave them out."
+
+
+def raise_problems(path: str, problems: list[Problem], next_step: str = SKIP_THEM) -> None:
     """Raises one error that lists the first problems and counts them all."""
     if not problems:
         return
@@ -273,7 +276,7 @@ def raise_problems(path: str, problems: list[Problem]) -> None:
         f"{path}: {len(problems):,} things cannot be samples:\n{shown}{tail}\n",
         path=problems[0].path,
         offset_bytes=problems[0].offset_bytes,
-        next_step="Mend or remove them, or pass on_error='skip' to leave them out.",
+        next_step=next_step,
         problems=problems,
     )
 
