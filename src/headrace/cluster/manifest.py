@@ -338,6 +338,9 @@ def judge(
                 "Whom signal 9 ends has mostly run out of memory (the node's `dmesg` says so): ask for more "
                 "(--memory), or take less, with smaller batches or fewer workers."
             )
+        if report.job:
+            again = f"`headrace cluster resubmit {report.job}` goes on from what it saved last."
+            report.next_step = " ".join(filter(None, (report.next_step, again)))
     elif agreement is not None and agreement.phase is StopPhase.LATE:
         report.outcome, report.exit_code = "failed", 128 + signal.SIGKILL
         report.why = f"the ranks did not leave in time after {agreement.reason.text}"

@@ -113,5 +113,6 @@ def test_a_job_under_torchrun_ends_with_the_status_of_the_rank_that_failed(
         executor.cancel([job])
     text = (tmp_path / f"slurm-{job}.out").read_text()
     assert ended.exit_code == status, text
+    assert f"headrace cluster resubmit {job}" in text
     assert words in text
     assert "Traceback" not in text

@@ -187,6 +187,8 @@ class Conductor:
                 )
         for node in self.nodes.all:
             for left in node.hello.get("left", ()):
+                if not (left["processes"] or left["nbytes"]):
+                    continue
                 self._remark(
                     f"node {node.name}: removed what a killed launch had left: {left['processes']} "
                     f"processes, {left['nbytes']:,} bytes in {left['folder']}"
