@@ -235,7 +235,7 @@ def test_what_was_seen_is_kept(run, saved):
         (["--node", "gpu9"], 2, "there is no node gpu9"), (["--node", "gpu["], 2, "no list of hosts"),
         (["--partition", "x"], 2, "there is no partition x; expected main"),
         (["--watch", "1"], 2, "--watch is 1"),
-        (["--rows", "0"], 2, "--rows is 0"), (["--watch", "nan"], 2, "--watch is nan"),
+        (["--rows", "0"], 2, "--rows is 0"), (["--watch", "nan"], 2, "nan, expected a number"),
     ],
 )  # fmt: skip
 def test_mistakes_of_the_queue(run, saved, words, code, says):
