@@ -202,6 +202,22 @@ void find_run_page() {
   g_page.store(page, std::memory_order_release);
 }
 
+// Whether the copy with this identity is the file's on a board that nobody keeps up. A memfd's is
+// never used again, that of a file on a local disk may be: its name must lead there, which is made
+// of what the original was. Of an entry that was being written at the end nothing is known.
+bool is_still(const BoardView& board, int64_t number, uint64_t device, uint64_t inode) {
+  const CopyPlace place = board.place(number);
+  if (place.copy != Copy::kTier) return place.generation % 2 == 0;
+  const int saved_errno = errno;
+  char path[512];
+  struct stat status;
+  const bool still = board.tier_path(number, place.where, path, sizeof path) &&
+                     kernel_fstatat(AT_FDCWD, path, &status, AT_SYMLINK_NOFOLLOW) == 0 &&
+                     status.st_dev == device && status.st_ino == inode;
+  errno = saved_errno;
+  return still;
+}
+
 void after_fork() {
   g_process.store(static_cast<uint32_t>(getpid()), std::memory_order_relaxed);
   g_changing.clear(std::memory_order_release);  // whoever changed it is not here
@@ -243,9 +259,8 @@ OpenCopy::OpenCopy(uint64_t device, uint64_t inode) : Held(nullptr) {
     if (!plane.enter()) continue;
     const BoardView& board = plane.board;
     number_ = board.has_device(device) ? board.find_copy(device, inode) : -1;
-    // A memfd's identity is never used again; that of a file on a local disk may be.
     if (number_ >= 0 && (&plane == g_current.load(std::memory_order_relaxed) ||
-                         board.place(number_).copy != Copy::kTier)) {
+                         is_still(board, number_, device, inode))) {
       plane_ = &plane;
       return;
     }
