@@ -124,6 +124,21 @@ int lock(int fd, int operation) {
   return calls().flock(fd, operation);
 }
 
+// What lets go of a lock, or asks for one, is done to a copy where it must: it has none.
+bool takes_lock(int command, void* argument) {
+  switch (command) {
+    case F_SETLK:
+    case F_SETLKW:
+    case F_OFD_SETLK:
+    case F_OFD_SETLKW:
+      return argument == nullptr || static_cast<struct flock*>(argument)->l_type != F_UNLCK;
+    case F_SETLEASE:
+      return reinterpret_cast<intptr_t>(argument) != F_UNLCK;
+    default:
+      return false;
+  }
+}
+
 int control(int fd, int command, void* argument) {
   switch (command) {
     case F_SETLK:
@@ -136,7 +151,10 @@ int control(int fd, int command, void* argument) {
     case F_OFD_SETLKW:
     case F_SETLEASE:
     case F_GETLEASE:
-      if (!must_take_place(fd, ENOLCK)) return -1;
+      if (!take_place(fd) && takes_lock(command, argument)) {
+        errno = ENOLCK;
+        return -1;
+      }
       break;
     default:
       break;
@@ -146,7 +164,11 @@ int control(int fd, int command, void* argument) {
 
 int lock_part(int fd, int command, off_t bytes) {
   g_has_locks.store(true, std::memory_order_relaxed);
-  return must_take_place(fd, ENOLCK) ? calls().lockf(fd, command, bytes) : -1;
+  if (!take_place(fd) && (command == F_LOCK || command == F_TLOCK)) {
+    errno = ENOLCK;
+    return -1;
+  }
+  return calls().lockf(fd, command, bytes);
 }
 
 int sync_with(int (*call)(int), int fd) {
@@ -154,12 +176,17 @@ int sync_with(int (*call)(int), int fd) {
   return call(fd);
 }
 
-// Flags, versions, extents, clones: a copy has others. Requests of other kinds need no look.
+// Flags, versions, extents, clones: a copy has others. Requests of other kinds need no look; those
+// that only ask are answered by the copy where the original cannot be asked.
 int request_of(int fd, unsigned long request, void* argument) {
   const auto type = _IOC_TYPE(request);
   const bool of_files = type == _IOC_TYPE(FIBMAP) || type == 'f' || type == 'v' || type == 'X' ||
                         type == _IOC_TYPE(FICLONE);
-  if (of_files) take_place(fd);
+  const bool asks = _IOC_DIR(request) == _IOC_READ || type == _IOC_TYPE(FIBMAP);
+  if (of_files && !take_place(fd) && !asks) {
+    errno = ESTALE;
+    return -1;
+  }
   if (request == FICLONE) take_place(static_cast<int>(reinterpret_cast<intptr_t>(argument)));
   if (request == FICLONERANGE && argument != nullptr) {
     take_place(static_cast<int>(static_cast<file_clone_range*>(argument)->src_fd));
