@@ -107,13 +107,25 @@ bool map_ring(Plane* plane, const Where& where) {
 
 Plane* attach(const Where& where) {
   if (where.process == 0) return nullptr;
+  for (Plane& plane : g_planes) {  // the daemon is back, or was not gone
+    if (plane.users.load(std::memory_order_acquire) < kNotMapped &&
+        plane.board_inode == where.board_inode && plane.ring_inode == where.ring_inode &&
+        plane.process == where.process) {
+      return &plane;
+    }
+  }
   Plane* plane = free_plane();
-  if (plane == nullptr) return nullptr;
+  if (plane == nullptr) {
+    errno = EBUSY;
+    return nullptr;
+  }
   char path[64];
   descriptor_path(path, g_launcher, where.board_fd);
   plane->board_memory =
       map_sealed(path, where.board_inode, false, sizeof(BoardHeader), &plane->board_nbytes);
   if (plane->board_memory == nullptr) return nullptr;
+  plane->board_inode = where.board_inode;
+  plane->ring_inode = where.ring_inode;
   plane->process = where.process;
   if (!plane->board.check(plane->board_memory, plane->board_nbytes)) {
     unmap(plane);
@@ -134,8 +146,9 @@ void change(const RunPage& page) {
     errno = 0;
     Plane* plane = attach(where);
     g_current.store(plane, std::memory_order_seq_cst);
-    // Out of descriptors or memory: the next call tries again.
-    const bool again = plane == nullptr && (errno == EMFILE || errno == ENFILE || errno == ENOMEM);
+    // Out of descriptors, memory or planes: the next call tries again.
+    const bool again = plane == nullptr &&
+                       (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == EBUSY);
     if (!again) g_epoch.store(where.epoch, std::memory_order_release);
     if (plane != nullptr) plane->report(-1, Opened::kAttached);
   }

@@ -21,8 +21,10 @@ struct Plane {
   BoardView board;
   void* board_memory = nullptr;
   uint64_t board_nbytes = 0;
+  uint64_t board_inode = 0;
   void* ring = nullptr;
   uint64_t ring_nbytes = 0;
+  uint64_t ring_inode = 0;
   uint64_t ring_capacity = 0;
   uint32_t process = 0;  // the daemon
   std::atomic<uint32_t> users{kNotMapped};
