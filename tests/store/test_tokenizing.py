@@ -221,6 +221,93 @@ def test_a_tokenizer_that_is_none_and_a_token_that_it_lacks_are_refused(tmp_path
         assert "--eos '<|endoftext|>' or '<|bos|>'" in error.value.next_step
 
 
+def test_a_text_that_would_lose_letters_is_refused_or_left_out(tmp_path):
+    model = tokenizers.Tokenizer(tokenizers.models.BPE())
+    model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    special = ["<|end|>"]
+    trainer = tokenizers.trainers.BpeTrainer(special_tokens=special, show_progress=False)
+    model.train_from_iterator(["a river and a mill"], trainer)
+    model.add_tokens(["\U0001f30a"])  # its number is after the model's own
+    path = tmp_path / "tokenizer.json"
+    model.save(str(path))
+    kept = ["a river", "a \U0001f30a mill<|end|>", ""]
+    lines = [json.dumps({"text": text}) for text in (*kept, "a sluice für mills")]
+    (tmp_path / "texts.jsonl").write_text("\n".join(lines))
+    with pytest.raises(SourceError, match=r"line 4 would lose 6 of its 18 characters") as error:
+        headrace.tokenize(tmp_path / "texts.jsonl", tmp_path / "a.hr", tokenizer=path)
+    assert "no token for 'c', 'f', 's', 'u', 'ü'," in error.value.message
+    assert "initial_alphabet" in error.value.next_step
+    report = headrace.tokenize(
+        tmp_path / "texts.jsonl", tmp_path / "a.hr", tokenizer=path, on_error="skip", eos=0
+    )
+    assert [problem.reason[:17] for problem in report.skipped] == ["line 4 would lose"]
+    assert read(tmp_path / "a.hr") == [[*model.encode(text).ids, 0] for text in kept]
+
+
+def trained(kind, texts):
+    """A tokenizer of this kind, and what of it stands for what it does not know."""
+    models, trainers, split = (
+        tokenizers.models,
+        tokenizers.trainers,
+        tokenizers.pre_tokenizers,
+    )
+    bytes_of = [f"<0x{i:02X}>" for i in range(256)]
+    if kind == "BERT":
+        model = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        model.normalizer = tokenizers.normalizers.BertNormalizer()
+        model.pre_tokenizer = split.BertPreTokenizer()
+        trainer = trainers.WordPieceTrainer(special_tokens=["[UNK]"], show_progress=False)
+    elif kind == "Unigram":
+        model = tokenizers.Tokenizer(models.Unigram())
+        model.pre_tokenizer = split.Metaspace()
+        trainer = trainers.UnigramTrainer(
+            special_tokens=["<unk>"], unk_token="<unk>", show_progress=False
+        )
+    elif kind == "BPE with bytes":
+        model = tokenizers.Tokenizer(models.BPE(byte_fallback=True))
+        model.normalizer = tokenizers.normalizers.Replace(" ", "▁")
+        trainer = trainers.BpeTrainer(special_tokens=bytes_of, show_progress=False)
+    else:
+        model = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
+        model.pre_tokenizer = split.Split(" ", "removed")
+        trainer = trainers.BpeTrainer(special_tokens=["<unk>"], show_progress=False)
+    model.train_from_iterator(texts, trainer)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "unknown"),
+    [("BERT", 2), ("Unigram", 2), ("BPE with bytes", 0), ("BPE with a token for it", 2)],
+)
+def test_what_a_vocabulary_lacks_and_says_so_is_counted(tmp_path, kind, unknown):
+    model = trained(kind, ["a river and a mill", "the mill by the river"] * 9)
+    model.save(str(tmp_path / "tokenizer.json"))
+    texts = ["A Mill a r\u00edver", "a 中 and 文", " a\tmill\n"]
+    if kind != "BERT":  # which knows no accents, and no white space
+        texts = ["a mill", "a 中 and 文"]
+    lines = [json.dumps({"text": text}) for text in texts]
+    (tmp_path / "texts.jsonl").write_text("\n".join(lines))
+    report = headrace.tokenize(
+        tmp_path / "texts.jsonl", tmp_path / "a.hr", tokenizer=tmp_path / "tokenizer.json"
+    )
+    expected = [model.encode(text, add_special_tokens=False).ids for text in texts]
+    assert read(tmp_path / "a.hr") == expected
+    told = [note for note in report.notes if "tokens are" in note]
+    count = f"{unknown} of {sum(map(len, expected))} tokens are "
+    assert [note.startswith(count) for note in told] == [True] * bool(unknown)
+
+
+def test_a_vocabulary_of_words_alone_refuses_others_by_name(tmp_path):
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "mill": 1}))
+    model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    model.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "texts.jsonl").write_text('{"text": "a mill"}\n{"text": "a river"}\n')
+    with pytest.raises(SourceError, match=r"line 2 cannot be encoded: .*Missing \[UNK\]"):
+        headrace.tokenize(
+            tmp_path / "texts.jsonl", tmp_path / "a.hr", tokenizer=tmp_path / "tokenizer.json"
+        )
+
+
 def test_a_large_vocabulary_takes_four_bytes_a_token(tmp_path):
     words = {f"w{i}": i for i in range(1 << 16)} | {"last": 1 << 16}
     model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 _TOKENIZER_BYTES_MAX: Final = 1 << 30
 
+_LOST_SHOWN: Final = 8  # characters that a message names
+
 _TEXTS_AT_ONCE: Final = 2048  # texts of a stream that are encoded together
 _READ_BYTES: Final = 4 << 20  # bytes of a source that are read and encoded together
 
@@ -104,7 +106,8 @@ def tokenize(
 
     Raises:
         StoreExists: something stands at `target`.
-        SourceError: a text is none, or the source or the tokenizer cannot be read.
+        SourceError: a text is none, or would lose characters that the tokenizer has no token for, or the source
+            or the tokenizer cannot be read.
     """
     options = PackOptions() if workers is None else PackOptions(workers=workers)
     chosen = source_options(
@@ -149,6 +152,8 @@ class _Encoder:
         self._before = self._edge(path, "bos", bos)
         self._after = self._edge(path, "eos", eos)
         self.dtype = "uint16" if self._top < 1 << 16 else "uint32"
+        self._unknown, self._drops = self._tell_unknown(library, json.loads(text)["model"])
+        self.tokens = self.unknown = 0  # how many were made, and of these, how many are `_unknown`
         digest = hashlib.sha256(text).hexdigest()
         self.identity: dict[str, Any] = {  # what makes its tokens what they are, for the manifest
             "dtype": self.dtype,
@@ -158,6 +163,25 @@ class _Encoder:
         for name, edge in (("bos", self._before), ("eos", self._after)):
             if edge:
                 self.identity[name] = edge[0]
+
+    def _tell_unknown(self, library: Any, model: dict[str, Any]) -> tuple[int, bool]:
+        """The token of what the vocabulary lacks, -1 for none; and whether it means that text is dropped.
+
+        A BPE without such a token drops what it lacks and says nothing: it is given one beyond its vocabulary,
+        which changes no other.
+        """
+        if (unknown := model.get("unk_id")) is not None:
+            return int(unknown), False
+        if (name := model.get("unk_token")) is not None:
+            return model["vocab"].get(name, -1), False
+        if not isinstance(self._tokenizer.model, library.models.BPE):
+            return -1, False  # the library refuses then
+        unknown = self._top + 1
+        told = {"unk_token": "\0", "fuse_unk": False, "vocab": model["vocab"] | {"\0": unknown}}
+        # A model alone: tokens that are added beside it keep their numbers.
+        alone = {"version": "1.0", "added_tokens": [], "model": model | told}
+        self._tokenizer.model = library.Tokenizer.from_str(json.dumps(alone)).model
+        return unknown, True
 
     def _edge(self, path: str, which: str, token: str | int | None) -> list[int]:
         if token is None:
@@ -181,11 +205,46 @@ class _Encoder:
         names = [repr(token.content) for _, token in added if token.special]
         return " or ".join(names[:8]) or "a number, as no token of it is special"
 
-    def __call__(self, texts: list[str]) -> list[bytes]:
-        """The documents of some texts; `dtype`, little-endian."""
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        kind = np.dtype(self.dtype).newbyteorder("<")
-        return [np.array([*self._before, *e.ids, *self._after], kind).tobytes() for e in encodings]
+    def __call__(self, texts: list[str]) -> list[bytes | None]:
+        """The documents of some texts, `dtype`, little-endian; None of one that would lose text."""
+        try:
+            encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception:  # noqa: BLE001 - the library raises Exception itself, and not for which text
+            if len(texts) == 1:
+                return [None]
+            return [self([text])[0] for text in texts]
+        return [self._document(e.ids) for e in encodings]
+
+    def _document(self, ids: list[int]) -> bytes | None:
+        tokens = np.array([*self._before, *ids, *self._after], np.int64)
+        within = tokens[len(self._before) :][: len(ids)]
+        unknown = int(np.count_nonzero(within == self._unknown))
+        if unknown and self._drops:
+            return None
+        self.tokens, self.unknown = self.tokens + len(ids), self.unknown + unknown
+        return tokens.astype(np.dtype(self.dtype).newbyteorder("<")).tobytes()
+
+    def loss(self, text: str) -> str:
+        """What a text would lose that has no document."""
+        try:
+            encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        except Exception as e:  # noqa: BLE001 - likewise
+            return f"cannot be encoded: {str(e)[:200]}"
+        pairs = zip(encoding.ids, encoding.offsets, strict=True)
+        spans = {span for number, span in pairs if number == self._unknown}
+        lost = sorted({text[start:end] for start, end in spans})
+        named = ", ".join(map(repr, lost[:_LOST_SHOWN])) + ", ..." * (len(lost) > _LOST_SHOWN)
+        return (
+            f"would lose {len(spans):,} of its {len(text):,} characters: the tokenizer has no token for "
+            f"{named}, and none for what it does not know"
+        )
+
+    def note(self) -> str | None:
+        """How much of what was encoded stands for no text in particular."""
+        if not self.unknown:
+            return None
+        name = self._tokenizer.id_to_token(self._unknown)
+        return f"{self.unknown:,} of {self.tokens:,} tokens are {name!r}: the vocabulary lacks what stood there"
 
 
 class _Texts:
@@ -202,6 +261,8 @@ class _Texts:
         self._field = field if kind == "jsonl" else None
         self._by_line, self._files = kind in {"jsonl", "lines"}, kind in _FILES
         self._skipped: list[Problem] = []  # what the packer reports
+        # Documents of tokens have no labels.
+        self._notes = [note for note in listed.notes if not note.startswith(UNREAD_LABELS)]
         if numbers := listed.source.get("dtypes") or listed.source.get("tokens"):
             what = ", ".join(f"{name}: {dtype}" for name, dtype in numbers.items())
             raise refused(
@@ -224,10 +285,8 @@ class _Texts:
         if isinstance(listed, Scan):
             source["listing"] = listed.listing_hash().hex()
         skipping = self._options.on_error == "skip"
-        # Documents of tokens have no labels.
-        notes = [note for note in listed.notes if not note.startswith(UNREAD_LABELS)]
         return Stream(
-            self._items, source, reason="its tokens are made", notes=notes, skipped=self._skipped,
+            self._items, source, reason="its tokens are made", notes=self._notes, skipped=self._skipped,
             # Which texts were left out before is not known: then all are looked at again.
             resumed=None if skipping or not isinstance(listed, Scan) else self._resumed,
         )  # fmt: skip
@@ -280,19 +339,36 @@ class _Texts:
         return _Text(item.name, item.parts[0][1])
 
     def _encoded(self, batches: Iterator[list[_Text]]) -> Iterator[StreamItem]:
+        self._encoder.tokens = self._encoder.unknown = 0
         for batch in batches:
             names, texts = [], []
             for text in batch:
                 try:
                     texts.append(self._text(text))
                 except SourceError as e:
-                    if self._options.on_error != "skip":
-                        raise
-                    self._skipped.append(Problem.of(e))
+                    self._leave_out(e)
                 else:
                     names.append(text.name)
-            for name, data in zip(names, self._encoder(texts), strict=True):
-                yield StreamItem(name, ((b"", data),))
+            for name, read, data in zip(names, texts, self._encoder(texts), strict=True):
+                if data is None:
+                    self._leave_out(self._lossy(name, read))
+                else:
+                    yield StreamItem(name, ((b"", data),))
+        if note := self._encoder.note():
+            self._notes.append(note)
+
+    def _leave_out(self, error: SourceError) -> None:
+        if self._options.on_error != "skip":
+            raise error
+        self._skipped.append(Problem.of(error))
+
+    def _lossy(self, name: bytes, text: str) -> SourceError:
+        path, at = self._place(name)
+        return refused(
+            path, f"{at} {self._encoder.loss(text)}.",
+            "Train the tokenizer with the whole alphabet (initial_alphabet=ByteLevel.alphabet()) or with an "
+            "unk_token; or leave such texts out: --skip-errors.",
+        )  # fmt: skip
 
     def _place(self, name: bytes) -> tuple[str, str]:
         """The file that a text is of, and which of its texts, as messages show them."""
