@@ -236,7 +236,7 @@ def test_a_cause_that_nobody_knows_is_another_one():
     job = record("1")
     job.figures["stall_s", "metadata latency", "/home"] = HOUR
     assert next(iter(job.waited)) is Cause.OTHER
-    assert "it waited for something unknown" in hint_of(job)
+    assert "it waited for handing over, or what nobody measured" in hint_of(job)
 
 
 def test_a_report_without_anything_is_one():

@@ -171,8 +171,8 @@ def test_threads_that_take_turns_are_told_to_be_processes(more, processes):
     [
         (False, 0.18, "decode=headrace.Images(...)", 0.5),
         (True, 0.18, 'keep="decoded" of headrace.Images', 0.5),  # it does what the other is told
-        (False, 0.018, "10% of its time, unless the decoder itself sleeps", 0.9),
-        (True, 0.018, "stop what else runs here", 0.9),
+        (False, 0.018, "10% of its time, unless it sleeps", 0.9),
+        (True, 0.018, "decoding had one for 10%", 0.9),
     ],
 )
 def test_decoding_is_told_what_it_does_not_do_already(native, cpu_s, advice, gain):
@@ -181,6 +181,13 @@ def test_decoding_is_told_what_it_does_not_do_already(native, cpu_s, advice, gai
     assert verdict.main is Cause.DECODE
     assert advice in verdict.action
     assert ("unless" in verdict.action) is (not native and gain > 0.5)
+    # What other programs take is told of beside what makes it cheaper.
+    assert verdict.action.startswith(
+        "decode less" if native else "make decoding and transforms cheaper"
+    )
+    assert ("stop what else runs here" in verdict.action) is (gain > 0.5)
+    assert verdict.evidence[0].endswith(f"({1e3 * cpu_s / 8:.3g} ms a sample)")
+    assert verdict.evidence[0].startswith("decoding" if native else "your data set's __getitem__")
     assert verdict.gain_s == pytest.approx(gain * verdict.stall_s, rel=0.01)
 
 

@@ -102,7 +102,7 @@ class Cause(StrEnum):
     DECODE = (
         "decode",
         "decoding",
-        "Turning bytes into samples took too long.",
+        "Making samples took too long: your data set's __getitem__, decoding and transforms.",
         "use more workers or threads, a cheaper decoder, or smaller images",
     )
     PYTHON = (
@@ -131,8 +131,8 @@ class Cause(StrEnum):
     )
     OTHER = (
         "other",
-        "something unknown",
-        "Nothing that was measured explains this wait.",
+        "handing over, or what nobody measured",
+        "Batches that were ready were handed over, or nobody measured what this wait was for.",
         "look at the longest waits (HEADRACE_TRACE=DIR, then `headrace report`): what they share is a hint",
     )
 

@@ -205,26 +205,26 @@ def _decode(seconds: float, waits: StepWaits, _: ReadWaits, seen: Evidence) -> _
             seconds * (1.0 - threads / at_a_time),
             f"{at_a_time:.3g} at a time instead of {threads}",
         )
-    if computed < _COMPUTED_LITTLE:
-        # Native decoders wait for nothing but a processor.
-        unless = "" if seen.native_decode else ", unless the decoder itself sleeps, reads or locks"
-        action = (
-            "stop what else runs here, or ask for more processors: decoding had one for "
-            f"{max(0.01, computed):.0%} of its time{unless}"
-        )
-        return action, seconds * (1.0 - computed), "decoding without what it waited"
     if seen.native_decode:
         action = (
             'decode less: keep pictures decoded (keep="decoded" of headrace.Images), or store them smaller '
-            "(`headrace pack --images decoded,short=256`); or ask for more processors"
+            "(`headrace pack --images decoded,short=256`)"
         )
     else:
         action = (
-            "make decoding and transforms cheaper (profile dataset[0]): of pictures in a store, "
-            "decode=headrace.Images(...) decodes only what a crop needs; or store them smaller, or ask for "
-            "more processors"
+            "make decoding and transforms cheaper (profile dataset[0]; docs/howto/verdict.md shows how): of "
+            "pictures in a store, decode=headrace.Images(...) decodes only what a crop needs; or store "
+            "them smaller"
         )
-    return action, 0.5 * seconds, "a decoder twice as fast"
+    if computed >= _COMPUTED_LITTLE:
+        return f"{action}; or ask for more processors", 0.5 * seconds, "a decoder twice as fast"
+    # Native decoders wait for nothing but a processor.
+    unless = "" if seen.native_decode else ", unless it sleeps, reads or locks itself"
+    action += (
+        "; besides, stop what else runs here, or ask for more processors: decoding had one for "
+        f"{max(0.01, computed):.0%} of its time{unless}"
+    )
+    return action, seconds * (1.0 - computed), "decoding without what it waited, as slow as it is"
 
 
 _BUSY: Final = 0.9
@@ -304,13 +304,19 @@ def _cause_line(cause: Cause, case: _Case) -> str:
     return line
 
 
+_OWN_CODE: Final = "your data set's __getitem__ (or decode=): decoding and transforms"
+
+
 def _decode_line(case: _Case) -> str:
     work, cpu = float(case.waits.work_s.sum()), float(case.waits.cpu_s.sum())
     count = case.seen.decode_threads
     threads = f" in {counted(count, 'thread or worker', 'threads or workers')}" if count else ""
     if not work:  # TensorFlow's own threads do not say
         return "decoding took that time while the batch was waited for"
-    line = f"decoding took {work:.3g} s{threads}, {cpu:.3g} s of them on processors"
+    what = "decoding" if case.seen.native_decode else _OWN_CODE
+    line = f"{what} took {work:.3g} s{threads}, {cpu:.3g} s of them on processors"
+    if samples := float(case.waits.samples.sum()):
+        line += f" ({1e3 * cpu / samples:.3g} ms a sample)"
     waited = turns(case.waits, case.seen)
     if waited < TURNS_MANY:
         return line

@@ -120,6 +120,7 @@ class StepWaits:
     depth: NDArray[np.float64]  # those under way when each began, added up
     quiet_reads: NDArray[np.float64]
     quiet_s: NDArray[np.float64]
+    samples: NDArray[np.float64]
     work_s: NDArray[np.float64]  # of decoding
     cpu_s: NDArray[np.float64]
     looks: NDArray[np.float64]  # for the interpreter's lock
@@ -169,8 +170,8 @@ def waits_of(steps: NDArray[np.void]) -> StepWaits:
         dropped=int(len(steps) - good.sum()),
         **{
             name: _amounts(rows, name)
-            for name in ("room_s", "held_s", "reads", "read_s", "depth", "quiet_reads", "quiet_s", "work_s",
-                         "cpu_s", "looks", "contended", "others_s")
+            for name in ("room_s", "held_s", "reads", "read_s", "depth", "quiet_reads", "quiet_s", "samples",
+                         "work_s", "cpu_s", "looks", "contended", "others_s")
         },
     )  # fmt: skip
 
