@@ -83,9 +83,10 @@ def test_a_disk_that_seeks_is_read_in_blocks():
 
 def test_others_that_have_the_processors_are_named():
     told = diagnose(findings(cpu={"others": 60.0}, decode=HEAVY), workers=8)
-    assert told.advice[0].key == "others"
-    assert "want 60.0" in told.advice[0].because
-    assert told.advice[0].factor > 2
+    others = next(each for each in told.advice if each.key == "others")
+    assert "want about 60 (a guess" in others.because
+    assert others.factor > max(each.factor for each in told.advice if each is not others)
+    assert told.advice[0] is not others  # so unsure a number does not come first
 
 
 def test_what_is_enough_needs_nothing():

@@ -16,6 +16,8 @@ from headrace.insight.doctor import ExamineOptions, diagnose, examine, lines_of
 from headrace.insight.doctor import examine as package
 from tests_shared import write_real_images
 
+from .findings_shared import findings
+
 QUICK = ExamineOptions(seconds=1.0)
 
 
@@ -24,6 +26,55 @@ def images(tmp_path_factory):
     folder = tmp_path_factory.mktemp("real") / "images"
     write_real_images(folder)
     return folder
+
+
+class LateReads:
+    """Reads whose threads begin late, as on a busy machine: until then nobody knows what they read with."""
+
+    engine, engine_why, tries = "", "", 0
+
+    def __init__(self, *_, **__):
+        pass
+
+    def rate(self, *_):
+        self.tries += 1
+        self.engine = "uring" if self.tries == 3 else ""
+
+    def close(self):
+        pass
+
+
+def test_threads_that_begin_late_are_waited_for(monkeypatch):
+    module = sys.modules[package.__module__]
+    monkeypatch.setattr(module, "PieceReads", LateReads)
+    assert module._engine() == ("uring", "")
+    monkeypatch.setattr(module, "_TRY_MOST_S", 0.0)
+    monkeypatch.setattr(LateReads, "rate", lambda *_: None)
+    assert module._engine() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("got", "load", "running", "wanted"),
+    [
+        (
+            2 / 36.9,
+            8.6,
+            5,
+            8.6,
+        ),  # a thread that got next to nothing for a moment: no more than queued
+        (2 / 36.9, 3.0, 13, 12.0),  # they came just now
+        (0.5, 8.6, 5, 3.0),
+        (1.0, 8.6, 5, 0.0),
+    ],
+)
+def test_others_want_no_more_than_the_run_queue_holds(monkeypatch, got, load, running, wanted):
+    module = sys.modules[package.__module__]
+    monkeypatch.setattr(module, "_cpu_times", lambda: (2.0, 1.0))
+    monkeypatch.setattr(module, "_running", lambda: float(running))
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
+    seen = findings(decode={"got": got}, environment={"cpus": 2.0})
+    found = module._wanted_by_others(seen, (1.0, 1.0))
+    assert found == pytest.approx(wanted)
 
 
 def state_of(folder):

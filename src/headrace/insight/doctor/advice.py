@@ -127,7 +127,11 @@ def _advice_of(
     torch, ahead = expected[:2] or (None, None)  # of both loaders, as things are now
     work = work_of(findings)
     if work is not None and torch is not None and ahead is not None:
-        gains = sorted(_Gains(findings, work, torch, ahead, name).all(), key=lambda g: -g.factor)
+        gains = sorted(
+            _Gains(findings, work, torch, ahead, name).all(),
+            # What others want is a guess of a moment: it comes after what was measured of the data.
+            key=lambda gain: (gain.key == "others", -gain.factor),
+        )
         rate = rough_text(torch.per_s)
         if torch.stall is not None and torch.stall < _ENOUGH_STALL:
             gains = []  # of the loading, and none of the training
@@ -229,9 +233,9 @@ class _Gains:
         if work.others > _OTHERS and self._factor(alone) >= _WORTH_ALONE:
             yield Advice(
                 key="others", do="Stop what else runs here, or train elsewhere: it takes your processors.",
-                because=f"{work.cpus:g} CPUs may be used, and other programs want {work.others:.1f} "
-                "meanwhile",
-                gain=self._from_to(alone), factor=self._factor(alone),
+                because=f"{work.cpus:g} CPUs may be used, and other programs want about "
+                f"{work.others:.{work.others < 10:d}f} (a guess, from what this process did not get)",
+                gain=f"up to {self._from_to(alone).removeprefix('about ')}", factor=self._factor(alone),
                 command="ps -eo pcpu,user,pid,comm --sort=-pcpu | head",
             )  # fmt: skip
 

@@ -70,13 +70,24 @@ def _cpu_times() -> tuple[float, float]:
 
 
 def _wanted_by_others(findings: Findings, begun: tuple[float, float]) -> float:
-    """CPUs that others want: what they used since, or by what a busy thread of ours did not get."""
+    """CPUs that others want: what they used since, or by what a busy thread of ours did not get.
+
+    How little one thread got in a moment says more of the scheduler's turns than of the others, who cannot
+    want more than the run queue held.
+    """
     now = _cpu_times()
     used = max(0.0, (now[1] - begun[1]) / max(1e-9, now[0] - begun[0]))
     decode, environment = findings.decode, findings.environment
     if decode is None or environment is None or decode.got >= _ALONE:
         return used
-    return max(used, environment.cpus / decode.got - 1.0)
+    queued = max(os.getloadavg()[0], _running() - 1.0)
+    return max(used, min(queued, environment.cpus / max(1e-9, decode.got) - 1.0))
+
+
+def _running() -> float:
+    """Tasks that run or wait for a processor now, this one included."""
+    found = re.search(r"^procs_running (\d+)$", read_text(_ROOT / "proc/stat"), re.MULTILINE)
+    return float(found[1]) if found else 1.0
 
 
 # -- examine -----------------------------------------------------------------------------------------
@@ -383,6 +394,7 @@ def _samples_of(pool: SamplePool) -> list[tuple[str, bytes]]:
 # -- the machine, and where the data lie ---------------------------------------------------------------
 
 _TRY_S: Final = 0.01
+_TRY_MOST_S: Final = 2.0  # on a busy machine threads take their time to begin
 _PACKAGES: Final = ("torch", "pillow", "numpy")
 
 
@@ -424,8 +436,11 @@ def _engine() -> tuple[str, str]:
     except Exception as e:  # noqa: BLE001 - the reason is the finding
         return "", f"no reader can be made: {e}"
     with contextlib.closing(reads):
-        reads.rate(1, _TRY_S)  # its threads say what they read with once they have begun
-        return reads.engine, reads.engine_why
+        deadline = time.monotonic() + _TRY_MOST_S
+        while True:
+            reads.rate(1, _TRY_S)  # its threads say what they read with once they have begun
+            if reads.engine or time.monotonic() > deadline:
+                return reads.engine, reads.engine_why
 
 
 def _pressure(kind: str) -> float:

@@ -171,7 +171,7 @@ class Environment:
     nofile_soft: int = 0
     nofile_hard: int = 0
     shm_free_bytes: int | None = None
-    engine: str = ""  # `uring` or `threads`
+    engine: str = ""  # `uring` or `threads`; "": nothing was read in time
     engine_why: str = ""
     pressure: dict[str, float] = field(default_factory=dict)
     """Share of the last ten seconds before the examination in which somebody waited: cpu, memory, io."""

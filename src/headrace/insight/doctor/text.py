@@ -194,7 +194,17 @@ def _cpu(findings: Findings, environment: Environment) -> str:
 
 
 def _machine(environment: Environment) -> str:
-    engine = "io_uring works" if environment.engine == "uring" else "io_uring: no, threads instead"
+    engine = "io_uring works"
+    if environment.engine != "uring":
+        why = (
+            f" ({printable(environment.engine_why.rstrip('.'))})" if environment.engine_why else ""
+        )
+        seen = (
+            "no, threads instead"
+            if environment.engine or why
+            else "not known, nothing was read in time"
+        )
+        engine = f"io_uring: {seen}{why}"
     memory = bytes_text(environment.memory_free_bytes)
     if environment.memory_limit_bytes is not None:
         memory += f" (limit {bytes_text(environment.memory_limit_bytes)})"
@@ -213,6 +223,9 @@ def _machine(environment: Environment) -> str:
 # -- what follows --------------------------------------------------------------------------------------
 
 
+_OWN: Final = "without your own transforms"
+
+
 def _expected(diagnosis: Diagnosis, width: int) -> Iterator[str]:
     """A table: a row for each loader, a column for each state of the page cache."""
     expected = diagnosis.expected
@@ -224,6 +237,7 @@ def _expected(diagnosis: Diagnosis, width: int) -> Iterator[str]:
     error = expected[0].high_per_s / expected[0].per_s - 1
     heads = "".join(f"{scene or 'now':>{_COLUMN}}" for scene in scenes)
     yield f"{'expected':<{_MARGIN}}{f'{unit}/s with {workers}':<{_LABEL}}{heads}"
+    yield f"{'':<{_MARGIN}}({_OWN})"
     for loader in dict.fromkeys(each.loader for each in expected):
         row = [e for e in expected if e.loader == loader]
         waits = ["" if e.stall is None else f" ({e.stall:.0%})" for e in row]
@@ -334,7 +348,7 @@ def _page_expected(diagnosis: Diagnosis) -> Iterator[str]:
         head = ["loader", f"{unit}/s", "at least", "at most", wait, "held back by"]
         title, scene = _TITLES[when]
         caption = f"{unit.capitalize()} a second with {workers}; computed, not tried. {scene}"
-        drawn = bars(f"{title}, {unit} a second", parts, words=210)
+        drawn = bars(f"{title}, {unit} a second, {_OWN}", parts, words=210)
         yield figure(title, drawn, table(head, rows), caption)
 
 
