@@ -107,7 +107,18 @@ def test_warm_and_each_file_once_are_advised():
     twice = {"files": FILES + FILES}
     found = of_times([4.0, 5.0, 6.0], [6.0, 5.0, 4.0], ours=twice, theirs=twice)
     found.learned = run(Side.WITHOUT, 1.5, files=FILES + FILES)
-    assert "--until-confident" in text_of(found)
+    assert "next: the interval is wide: --until-confident" in text_of(found)
+
+
+def test_where_little_is_reading_the_verdict_is_pointed_to():
+    twice = {"files": FILES + FILES}
+    found = of_times(
+        [4.0, 5.0, 6.0], [6.0, 5.0, 4.0], ours=twice, theirs={**twice, "busy_share": 0.11}
+    )
+    found.learned = run(Side.WITHOUT, 1.5, files=FILES + FILES)
+    share = found.reading_share
+    assert f"next: {1 - share:.0%} of the time is not reading: HEADRACE_VERDICT=1" in text_of(found)
+    assert "(docs/howto/verdict.md); and the interval is wide: --until-confident" in text_of(found)
 
 
 def test_one_pair_and_none():

@@ -499,6 +499,9 @@ def _cached(comparison: Comparison) -> str:
     return text
 
 
+_READING_MUCH: Final = 0.5  # of the time: where it is less, more pairs do not find what is slow
+
+
 def _advice(comparison: Comparison) -> str:
     """What may be done where nothing was won, the likeliest first."""
     ratio, options = comparison.wall.ratio, comparison.options
@@ -528,7 +531,14 @@ def _advice(comparison: Comparison) -> str:
             "epochs, tell it the order (--with-order), or change one import (--drop-in)."
         )
     wide = ratio.half_width > options.width
-    return "the interval is wide: --until-confident runs more pairs." if wide else ""
+    more = "the interval is wide: --until-confident runs more pairs" if wide else ""
+    share = comparison.reading_share
+    if share is not None and share < _READING_MUCH:
+        more = (
+            f"{1 - share:.0%} of the time is not reading: HEADRACE_VERDICT=1 with headrace's DataLoader, or "
+            "hr.explain(loader), tells what it is (docs/howto/verdict.md)"
+        ) + (f"; and {more}" if more else "")
+    return f"{more}." if more else ""
 
 
 def _number(value: float) -> str:
