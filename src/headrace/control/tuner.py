@@ -399,12 +399,16 @@ class _Situation:
     def _judge_up(self, trial: Trial) -> KnobDecision | None:
         window = self.window
         gain = window.read_rate / trial.read_rate if trial.read_rate else math.inf
-        more = f"{gain:.2f} x the reads" if trial.read_rate else "the first reads"
-        text = f"{more}, waiting {trial.stall:.1%} -> {window.stall:.1%}"
+        more = (
+            f"{gain:.2f} x the reads a second of before" if trial.read_rate else "the first reads"
+        )
+        text = f"{more}, waiting {trial.stall:.1%} -> {window.stall:.1%} of the time"
+        # Samples of other sizes, or a faster model, may let it wait longer though more is read: not its doing.
+        kept = text if window.stall <= trial.stall else more
         memory = replace(self.memory, trial=None)
         before = getattr(trial.before, trial.knob)
         if self.evidence.served():
-            return self.keep(text, memory.with_floor(trial.knob, before, self.now_s))
+            return self.keep(kept, memory.with_floor(trial.knob, before, self.now_s))
         if not self.evidence.enough(batches=8) or self.patient():
             return None
         grown = getattr(self.knobs, trial.knob) / getattr(trial.before, trial.knob)
@@ -423,7 +427,7 @@ class _Situation:
         if gain >= gain_min or window.stall <= 0.5 * trial.stall:
             best = max(memory.best_read_rate, self.sure_rate())
             memory = memory.with_floor(trial.knob, before, self.now_s)
-            return self.keep(text, replace(memory, best_read_rate=best))
+            return self.keep(kept, replace(memory, best_read_rate=best))
         memory = memory.with_ceiling(trial.knob, before, self.now_s)
         return self.change(trial.before, "roll back", text, memory)
 
