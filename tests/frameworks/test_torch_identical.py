@@ -325,4 +325,7 @@ def test_it_says_what_it_does_and_once_why_it_reads_nothing_ahead(caplog):
         "TensorDataset: nothing is read ahead, because the data set's samples are in memory"
     ]
     assert "samples are in memory" in loader.explain()
-    assert "3 came through headrace's shared memory" in loader.explain()
+    assert (
+        "of 3 since these workers began, 3 came through headrace's shared memory"
+        in loader.explain()
+    )
