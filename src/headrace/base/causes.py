@@ -101,9 +101,9 @@ class Cause(StrEnum):
     )
     DECODE = (
         "decode",
-        "decoding",
-        "Making samples took too long: your data set's __getitem__, decoding and transforms.",
-        "use more workers or threads, a cheaper decoder, or smaller images",
+        "decoding and transforms",
+        "Making samples took too long: decoding and transforms, or all of your data set's __getitem__.",
+        "use more workers or threads, a cheaper decoder, cheaper transforms, or smaller images",
     )
     PYTHON = (
         "python",

@@ -26,7 +26,7 @@ _MOSTLY = 0.5  # of the time: who waits for less is not bound by what it waits f
 VERDICTS = {
     "consumer-bound": "the consumer is the slower side: data are ready when it asks",
     "storage-bound": "for the storage",
-    "decode-bound": "for decoding",
+    "decode-bound": "for decoding and transforms",
     "memory-bound": "for bytes that are in memory already: copying is the limit",
     "node-bound": "for the node daemon: `headrace node status` says what that waits for",
     "idle": "nothing was delivered lately",
