@@ -281,7 +281,7 @@ def test_a_data_set_of_another_workload_is_refused(tmp_path, made, wanted, messa
     check_files(own, {"train": find_files(own, "train"), "valid": find_files(own, "valid")})
     with pytest.raises(SourceError, match=message):
         check_files(other, {"train": find_files(other, "train")})
-    with pytest.raises(SourceError, match=r"holds another data set: .*--overwrite"):
+    with pytest.raises(SourceError, match=r"holds another data set: .*generate WORDS --overwrite"):
         generate(other)
     assert digests(tmp_path) == before
 

@@ -37,12 +37,14 @@ def test_generate_and_run(bench, tmp_path):
 
 def test_another_data_set_is_replaced_by_as_many_threads_as_asked_for(bench, tmp_path):
     assert bench("generate", *SMALL, "++hydra.run.dir=out").code == 0
-    fewer = ("++workload.dataset.num_files_train=3", "++hydra.run.dir=out", "--threads=1")
-    ended = bench("generate", *SMALL, *fewer)
-    assert "--overwrite" in ended.err
+    fewer = ("++workload.dataset.num_files_train=4", "++hydra.run.dir=out", "--threads=1")
+    ended = bench("run", *SMALL, "++workload.workflow.generate_data=True", *fewer[:2])
+    assert "headrace bench generate WORDS --overwrite" in ended.err
     assert ended.code != 0
+    ended = bench("run", *SMALL, *fewer[:2], "--overwrite")
+    assert "headrace bench generate has it" in ended.err
     assert bench("generate", *SMALL, *fewer, "--overwrite").code == 0
-    assert sum(p.is_file() for p in (tmp_path / "data/default/train").rglob("*.npz")) == 3
+    assert sum(p.is_file() for p in (tmp_path / "data/default/train").rglob("*.npz")) == 4
 
 
 def test_a_run_may_stage_its_data(bench, tmp_path):

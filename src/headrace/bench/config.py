@@ -37,6 +37,7 @@ _REFUSED: Final = {
     **dict.fromkeys(("--multirun", "-m"), "run the command once for each value"),
     **dict.fromkeys(("--config-path", "-cp"), "give --config-dir, which is looked at first"),
     **dict.fromkeys(("--config-name", "-cn"), "the workload is named by workload=NAME"),
+    "--overwrite": "headrace bench generate has it, with the same workload and overrides",
     "--experimental-rerun": "give the overrides again",
     **dict.fromkeys(("--shell-completion", "-sc"), "the shell completes `headrace` itself"),
 }

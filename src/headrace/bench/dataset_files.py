@@ -482,7 +482,10 @@ def _prepare(spec: DatasetSpec, *, overwrite: bool, objects: ObjectFolder | None
             what = f"holds files that headrace has not generated: {why}"
             raise _refused(folder, what, _ELSEWHERE)
         if not overwrite:
-            step = "Choose another data_folder, or pass --overwrite to replace it."
+            step = (
+                "Choose another data_folder (++workload.dataset.data_folder=DIR), or replace it: "
+                "headrace bench generate WORDS --overwrite, WORDS being the workload and overrides given."
+            )
             raise _refused(folder, f"holds another data set: {why}", step)
         _remove(folder, list(there), objects)
     if objects is None:
