@@ -111,8 +111,14 @@ def test_advice_is_the_least_that_is_enough():
     assert depth.value == 16
     assert "1 for 1 MiB" in depth.why
     assert block.value == 65536
-    packing, *_ = advice_of(figures, sample_bytes=1000, packed_per_s=100.0, files_per_s=100.0)
-    assert packing.value is False
+    for packed_per_s, pays, said in (
+        (60.0, False, "slower"), (100.0, False, "changes little"), (127.0, True, "1.3 x"),
+    ):  # fmt: skip
+        packing, *_ = advice_of(
+            figures, sample_bytes=1000, packed_per_s=packed_per_s, files_per_s=100.0
+        )
+        assert packing.value is pays
+        assert said in packing.why
 
 
 def test_a_depth_that_was_not_passed_is_told():

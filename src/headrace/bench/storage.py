@@ -448,9 +448,11 @@ def advice_of(
         packed_per_s: samples at random from one large file.
         files_per_s: the same samples, each a file.
     """
-    ratio = packed_per_s / files_per_s
+    ratio = round(packed_per_s / files_per_s, 1)  # as it is told
     pays = ratio >= _PACKING_PAYS
-    begin = "Pack small samples (headrace pack)" if pays else "Packing gains little in speed here"
+    begin = "Pack small samples (headrace pack)" if pays else "Packing changes little in speed here"
+    if ratio * _PACKING_PAYS < 1:
+        begin = "Packed samples are slower to read here"
     packing = (
         f"{begin}: samples of {sample_bytes:,} bytes: {packed_per_s:,.0f}/s from one packed file, "
         f"{files_per_s:,.0f}/s from a file each ({ratio:.1f} x)."
