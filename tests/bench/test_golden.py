@@ -10,6 +10,7 @@ What remains of the time is the barrier. AU of DLIO: of epoch 1 3 / (6 - 2) and 
 """
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -17,7 +18,15 @@ import pytest
 from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.metrics import Block, CheckpointTimes, StepWindow
 from headrace.bench.results import write_rank_files
-from headrace.bench.summary import BenchRecord, metric_lines, summary_document, timestamp, together
+from headrace.bench.summary import (
+    BenchRecord,
+    gather_run,
+    metric_lines,
+    summary_document,
+    timestamp,
+    together,
+)
+from headrace.machine.host import CpuUse
 
 BATCH = 7
 WAITS = {
@@ -206,3 +215,27 @@ def test_the_files_of_an_accelerator(tmp_path):
         "save_ckpt1": {"start": timestamp(1018), "end": timestamp(1022), "duration": 4.0,
                        "throughput": 0.5},
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("others", "said"), [(2.0, ["2.0 of 4 processors"]), (0.9, []), (math.nan, [])]
+)
+def test_a_run_beside_other_programs_says_so(others, said):
+    document = summary(hosts=[{"cpu_count": 4, "memory_gb": 1.0}], cpu_use=CpuUse(0.5, others))
+    lines = [line for line in metric_lines(document) if line.startswith("other programs")]
+    assert [text for text in said if text in "".join(lines)] == said
+    assert len(lines) == len(said)
+    json.dumps(document, allow_nan=False)
+
+
+def test_ranks_of_a_host_are_none_of_its_other_programs():
+    """Two ranks, each busy on one processor: the host's third busy one is another program's."""
+
+    class Ranks:
+        def gather(self, part, _deadline_s):
+            return [part, part]
+
+    record = figures(cpu_use=CpuUse(1.0, 2.0))
+    assert gather_run(Ranks(), record)
+    assert record.cpu_use == (2.0, 1.0)
+    assert together([record, record]).cpu_use == (2.0, 1.0)

@@ -1,6 +1,7 @@
 """`headrace bench storage`: every figure is there, nothing is left behind, and advice follows from figures."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -59,6 +60,7 @@ def test_the_command_prints_figures_or_json(tmp_path):
         "samples, packed",
         "of this client's memory, not of the storage",
         "advice: depth",
+        f"of {os.cpu_count()} processors meanwhile",
     ):
         assert message in ended.output
     ended = CliRunner().invoke(app, [*given, "--json"])

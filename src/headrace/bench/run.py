@@ -23,7 +23,7 @@ from headrace.bench.loop import StepLoop
 from headrace.bench.summary import BenchRecord
 from headrace.config import trace_folder
 from headrace.io.simulation import simulation_of
-from headrace.machine.host import read_text
+from headrace.machine.host import cpu_times, read_text
 from headrace.plane.batch_trace import STEP
 from headrace.trace.format import TraceFile, bytes_max
 
@@ -211,7 +211,7 @@ class _Epochs:
     def run(self) -> BenchRecord:
         train, evaluation = self._workload.train, self._workload.evaluation
         blocks = self.done
-        cpu_s, device_bytes = used()
+        (cpu_s, device_bytes), begun = used(), cpu_times()
         for epoch in range(1, train.epochs + 1):
             steps = self._plans["train"].steps
             with self._times.of("training"):
@@ -239,7 +239,8 @@ class _Epochs:
         return BenchRecord(
             engine=self._engine.name, blocks=blocks, checkpoints=saved, phases_s=phases_s,
             engine_figures=figures, cpu_s=after[0] - cpu_s, device_bytes=after[1] - device_bytes,
-            nbytes=self._loop.nbytes, batch_waits_s=np.concatenate(self._loop.batch_waits_s),
+            cpu_use=begun.until(cpu_times()), nbytes=self._loop.nbytes,
+            batch_waits_s=np.concatenate(self._loop.batch_waits_s),
         )  # fmt: skip
 
     def block(self, split: str, epoch: int, steps: int, times: TimeDistribution) -> list[Block]:

@@ -6,6 +6,7 @@ All measurements run one after the other in a folder of their own, of which noth
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import shutil
@@ -30,6 +31,7 @@ from headrace.bench.staging import evict, residency_of
 from headrace.bench.summary import provenance
 from headrace.config import ReaderOptions
 from headrace.errors import BenchError
+from headrace.machine.host import cpu_times
 from headrace.store.output_file import OutputFile, WriteBuffer, write_error
 from headrace.store.publish import check_free_space
 from headrace.store.residency import can_read_direct
@@ -99,17 +101,21 @@ def characterise(path: str, options: StorageOptions | None = None) -> dict[str, 
         VolumeError: there is too little space, or the system refuses.
     """
     options = options or StorageOptions()
-    begin = time.perf_counter()
+    begun = cpu_times()
     with _scratch(path) as folder:
         check_free_space(Path(folder), 2 * options.size_bytes + options.files * _SAMPLE_BYTES)
         try:
             document = _measured(folder, options)
         except OSError as e:
             raise write_error(e, e.filename or folder) from e
+    now = cpu_times()
+    others = begun.until(now).others
     return {
         "path": os.path.abspath(path),
         **document,
-        "seconds": time.perf_counter() - begin,
+        "seconds": now.at_s - begun.at_s,
+        "cpus": os.cpu_count() or 1,
+        "other_cpus": None if math.isnan(others) else others,
         "provenance": provenance(path, ["headrace", "bench", "storage", path]),
     }
 

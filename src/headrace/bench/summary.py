@@ -5,6 +5,7 @@ The document has DLIO's keys, and below `headrace` our own.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import socket
@@ -20,7 +21,7 @@ import numpy as np
 import headrace
 from headrace.bench import metrics
 from headrace.io.objects.location import is_url
-from headrace.machine.host import mount_of, mounts, read_text
+from headrace.machine.host import CpuUse, mount_of, mounts, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -82,6 +83,7 @@ class BenchRecord:
         nbytes: that the engine delivered; 0 where it cannot tell.
         device_bytes: that the processes and their workers read from devices.
         cpu_s: user and system time of the processes and their workers.
+        cpu_use: processors that they and other programs had while it ran, of all hosts together.
         checkpoints: of all ranks each is the slowest's, with the bytes of all.
         restores: those that were read back.
         checkpoint_writer: what wrote them; None when none was written or read.
@@ -101,6 +103,7 @@ class BenchRecord:
     nbytes: int = 0
     device_bytes: int = 0
     cpu_s: float = 0.0
+    cpu_use: CpuUse = field(default_factory=CpuUse)
     batch_waits_s: Sequence[float] | NDArray[np.float64] = ()
     checkpoints: Sequence[metrics.CheckpointTimes] = ()
     restores: Sequence[metrics.CheckpointTimes] = ()
@@ -132,7 +135,7 @@ def gather_run(group: RankGroup, record: BenchRecord) -> bool:
         "host": host_document(),
         "nbytes": record.nbytes, "device_bytes": record.device_bytes, "cpu_s": record.cpu_s,
         "phases": record.phases_s, "saved": record.checkpoints, "restored": record.restores,
-        "waits": waits[:: len(waits) // _WAITS_MAX + 1].tolist(),
+        "cpu_use": list(record.cpu_use), "waits": waits[:: len(waits) // _WAITS_MAX + 1].tolist(),
     }, _DEADLINE_S)  # fmt: skip
     if not every:
         return False
@@ -142,6 +145,10 @@ def gather_run(group: RankGroup, record: BenchRecord) -> bool:
     record.hosts = list({part["host"]["hostname"]: part["host"] for part in every}.values())
     for name in ("nbytes", "device_bytes", "cpu_s"):
         setattr(record, name, sum(part[name] for part in every))
+    # Every rank of a host sees the others among the host's other programs.
+    own_cpus = sum(part["cpu_use"][0] for part in every)
+    busy_cpus = {part["host"]["hostname"]: sum(part["cpu_use"]) for part in every}
+    record.cpu_use = CpuUse(own_cpus, max(sum(busy_cpus.values()) - own_cpus, 0.0))
     record.batch_waits_s = [wait for part in every for wait in part["waits"]]
     # Ranks meet at every block: the one that took longest is the one the others waited for.
     record.phases_s = max((part["phases"] for part in every), key=lambda each: sum(each.values()))
@@ -176,7 +183,8 @@ def _slowest(ranks: Sequence[Sequence[Any]]) -> list[metrics.CheckpointTimes]:
 def together(runs: Sequence[BenchRecord]) -> BenchRecord:
     """One run of all epochs, counted on from repeat to repeat.
 
-    Bytes and CPU are sums, the phases' times means; page cache and provenance are the first's.
+    Bytes and CPU seconds are sums, times of phases and busy processors means; page cache and provenance are
+    the first's.
     """
     first = runs[0]
     blocks: list[metrics.Block] = []
@@ -184,10 +192,13 @@ def together(runs: Sequence[BenchRecord]) -> BenchRecord:
         before = max((block.epoch for block in blocks), default=0)
         blocks += [replace(block, epoch=block.epoch + before) for block in run.blocks]
     sums = {n: sum(getattr(run, n) for run in runs) for n in ("nbytes", "device_bytes", "cpu_s")}
+    cpu_use = CpuUse(
+        *(sum(cpus) / len(runs) for cpus in zip(*(run.cpu_use for run in runs), strict=True))
+    )
     phases_s = {p: sum(run.phases_s[p] for run in runs) / len(runs) for p in first.phases_s}
     return replace(
         first, end_s=runs[-1].end_s, blocks=blocks, repeats=len(runs), **sums, phases_s=phases_s,
-        batch_waits_s=[wait for run in runs for wait in run.batch_waits_s],
+        cpu_use=cpu_use, batch_waits_s=[wait for run in runs for wait in run.batch_waits_s],
         checkpoints=[each for run in runs for each in run.checkpoints],
     )  # fmt: skip
 
@@ -340,6 +351,7 @@ def _of_training(workload: Workload, run: BenchRecord) -> dict[str, Any]:
         "page_cache_bytes": max(0, run.nbytes - run.device_bytes),
         "page_cache_share": cached,
         "cpu_s_per_gb": run.cpu_s / (run.nbytes / 1e9) if run.nbytes else None,
+        "other_cpus": None if math.isnan(run.cpu_use.others) else run.cpu_use.others,
         "residency_before": run.residency,
     }
 
@@ -351,6 +363,9 @@ def time_to_solution(phases_s: Mapping[str, float]) -> dict[str, float]:
     parts = {f"{phase}_s": seconds for phase, seconds in phases_s.items()}
     return {"total_s": sum(parts.values())} | parts
 
+
+OTHERS_MANY: Final = 0.25
+"""Of the processors: if other programs have so many, figures are no longer those of a storage alone."""
 
 _METRIC_LINES: Final = (
     ("Training Accelerator Utilization [AU] (%)", "train_au_{}_percentage"),
@@ -387,4 +402,8 @@ def metric_lines(summary: dict[str, Any]) -> list[str]:
             f"{own['late_s'][p] * 1e3:.2f} ms late ({p})" for p in ("p50", "p99") if own["late_s"]
         ]
         lines += [f"ends of steps were noticed {', '.join(late)}"] if late else []
+        others, cpus = own["other_cpus"] or 0.0, sum(summary["host_cpu_count"])
+        if others >= OTHERS_MANY * cpus:
+            waited = "a wait for data may have been one for a processor"
+            lines.append(f"other programs had {others:.1f} of {cpus} processors: {waited}")
     return lines

@@ -248,6 +248,8 @@ def storage(
 
 
 def _storage_lines(document: dict[str, Any]) -> Iterator[str]:
+    from headrace.bench.summary import OTHERS_MANY
+
     mount = document["provenance"]["mount"]
     past = "past the page cache" if document["direct"] else "through the page cache"
     yield f"{document['path']}: {mount.get('type', '?')} on {mount.get('source', '?')}, {past}"
@@ -279,6 +281,10 @@ def _storage_lines(document: dict[str, Any]) -> Iterator[str]:
     ):
         rates = [f"{name} {rate:,.0f}/s" for name, rate in document[key].items()]
         yield f"{title:<18} {', '.join(rates)} ({what})"
+    if (others := document["other_cpus"]) is not None:
+        many = others >= OTHERS_MANY * document["cpus"]
+        but = ": figures may be too low, measure again when they are done" if many else ""
+        yield f"{'other programs':<18} had {others:.1f} of {document['cpus']} processors meanwhile{but}"
     for advice in document["advice"]:
         yield f"{'advice: ' + advice['about']:<18} {advice['why']}"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -230,6 +231,33 @@ def read_host(now_s: float) -> HostCounters:
     busy_s, _, all_s = cpu_seconds(Path("/proc/stat")) or (math.nan,) * 3
     io_s = pressure_of(Path("/proc/pressure/io")).get("some", math.nan)
     return HostCounters(now_s, busy_s, all_s, io_s)
+
+
+class CpuUse(NamedTuple):
+    """CPUs that were busy on average; NaN: not known."""
+
+    own: float = math.nan  # of this process, and of those of its children that ended
+    others: float = math.nan
+
+
+class CpuTimes(NamedTuple):
+    """CPU seconds so far; NaN: the kernel does not say."""
+
+    at_s: float  # monotonic
+    own_s: float
+    busy_s: float  # of all processors together
+
+    def until(self, now: CpuTimes) -> CpuUse:
+        """What was used between two readings."""
+        seconds = max(1e-9, now.at_s - self.at_s)
+        own, busy = (now.own_s - self.own_s) / seconds, (now.busy_s - self.busy_s) / seconds
+        return CpuUse(own, max(busy - own, 0.0))  # the kernel counts all in ticks
+
+
+def cpu_times() -> CpuTimes:
+    """Read the times that processors were used."""
+    times, seconds = os.times(), cpu_seconds(Path("/proc/stat"))
+    return CpuTimes(time.monotonic(), sum(times[:4]), math.nan if seconds is None else seconds[0])
 
 
 # -- mounts -----------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ Nothing is written, and nothing is put out of the page cache. What is read may c
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import platform
 import re
@@ -41,7 +40,7 @@ from headrace.machine.host import (
     available_memory,
     byte_fields,
     cpu_quota,
-    cpu_seconds,
+    cpu_times,
     is_network,
     memory_usages,
     mount_of,
@@ -57,26 +56,19 @@ if TYPE_CHECKING:
     from headrace.insight.doctor.reads import RandomReads
     from headrace.insight.doctor.samples import SamplePool
     from headrace.io.simulation import Simulation
+    from headrace.machine.host import CpuTimes
 
 _ROOT: Final = Path("/")
 _ALONE: Final = 0.95
 
 
-def _cpu_times() -> tuple[float, float]:
-    """Now, and what other processes used of the CPUs so far, in seconds; nan where nobody says."""
-    own, seconds = os.times(), cpu_seconds(_ROOT / "proc/stat")
-    busy = math.nan if seconds is None else seconds[0]
-    return time.monotonic(), busy - own.user - own.system
-
-
-def _wanted_by_others(findings: Findings, begun: tuple[float, float]) -> float:
+def _wanted_by_others(findings: Findings, begun: CpuTimes) -> float:
     """CPUs that others want: what they used since, or by what a busy thread of ours did not get.
 
     How little one thread got in a moment says more of the scheduler's turns than of the others, who cannot
     want more than the run queue held.
     """
-    now = _cpu_times()
-    used = max(0.0, (now[1] - begun[1]) / max(1e-9, now[0] - begun[0]))
+    used = max(0.0, begun.until(cpu_times()).others)  # 0 where nobody says
     decode, environment = findings.decode, findings.environment
     if decode is None or environment is None or decode.got >= _ALONE:
         return used
@@ -225,7 +217,7 @@ class _Run:
         label = "" if self._volume is None else self._volume.label
         where = self.target if is_url(self.target) else os.path.abspath(self.target)
         findings.place = _place_of(where, label)
-        begun = _cpu_times()
+        begun = cpu_times()
         seconds = self._begin("data")
         findings.data, pool = survey(
             self.target, seconds, stop=self._stop, storage_options=options.storage_options,
