@@ -403,7 +403,7 @@ class _Situation:
             f"{gain:.2f} x the reads a second of before" if trial.read_rate else "the first reads"
         )
         text = f"{more}, waiting {trial.stall:.1%} -> {window.stall:.1%} of the time"
-        # Samples of other sizes, or a faster model, may let it wait longer though more is read: not its doing.
+        # A trial is judged by its reads. Why waiting grew beside more of them, these two windows do not say.
         kept = text if window.stall <= trial.stall else more
         memory = replace(self.memory, trial=None)
         before = getattr(trial.before, trial.knob)
