@@ -40,7 +40,7 @@ def write_lines(folder: Path) -> None:
 
 
 def write_tokenizer(path: Path) -> None:
-    """Pairs of bytes, of which the texts have few."""
+    """All bytes, and pairs of them."""
     from tokenizers import Tokenizer
     from tokenizers.decoders import ByteLevel as Decoder
     from tokenizers.models import BPE
@@ -49,7 +49,10 @@ def write_tokenizer(path: Path) -> None:
 
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(), Decoder()
-    trainer = BpeTrainer(vocab_size=500, special_tokens=["<|end|>"], show_progress=False)
+    trainer = BpeTrainer(
+        vocab_size=290, initial_alphabet=ByteLevel.alphabet(), special_tokens=["<|end|>"],
+        show_progress=False,
+    )  # fmt: skip
     tokenizer.train_from_iterator(texts(), trainer)
     tokenizer.save(str(path))
 
