@@ -258,8 +258,9 @@ def _print_written(output: Output, report: WriteReport, done: str) -> int:
         output.document({"action": done, "report": report})
     else:
         rate = report.bytes / max(report.seconds, 1e-9)
+        what = "documents" if done == "tokenized" else f"samples ({report.kind})"
         output.line(
-            f"{done} {count_text(report.samples)} samples ({report.kind}), {bytes_text(report.bytes)}, "
+            f"{done} {count_text(report.samples)} {what}, {bytes_text(report.bytes)}, "
             f"in {duration_text(report.seconds)} ({bytes_text(rate)}/s): {report.path}"
         )
         if report.resumed_samples:
