@@ -14,6 +14,12 @@ namespace headrace::preload::shim {
 // -1: open the original. errno is not touched.
 int open_copy(const Plane& plane, const Named& named, int folder, const char* path, int flags);
 
+// What the storage says of a file's original; false: nothing.
+bool ask(const BoardFile& file, int folder, const char* path, struct stat* now);
+// The same for who looks at an open file: a moment after this thread has asked it is unchanged as
+// far as this machine knows, its own changes among it. Another's are seen when the moment is over.
+bool ask_again(const BoardFile& file, const char* path, struct stat* now);
+
 // Whether this is the file that was copied.
 bool is_same_file(const BoardFile& file, const struct stat& now);
 // And as it was then. The change time too: whoever may no longer read it must find that out.

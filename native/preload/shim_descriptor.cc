@@ -52,7 +52,7 @@ OpenCopy copy_at(int fd) {
 bool goes_on(int fd) {
   const OpenCopy copy = copy_at(fd);
   if (!copy || copy->immutable()) return false;
-  const Original original(copy);
+  const Original original(copy, true);
   return original && original.changed() && original.take_place(fd);
 }
 
@@ -210,14 +210,16 @@ ssize_t read_on(int fd, size_t bytes, Call call) {
 
 }  // namespace
 
-Original::Original(const OpenCopy& copy) : copy_(copy) {
+Original::Original(const OpenCopy& copy, bool again) : copy_(copy) {
   const int saved_errno = errno;
   uint32_t bytes = 0;
   const char* name = copy.name(&bytes);
   if (name != nullptr && bytes <= kShimPathBytesMax) {
     memcpy(path_, name, bytes);
     path_[bytes] = '\0';
-    there_ = kernel_fstatat(AT_FDCWD, path_, &now_, 0) == 0 && is_same_file(copy.file(), now_);
+    there_ =
+        (again ? ask_again(copy.file(), path_, &now_) : ask(copy.file(), AT_FDCWD, path_, &now_)) &&
+        is_same_file(copy.file(), now_);
   }
   errno = saved_errno;
 }

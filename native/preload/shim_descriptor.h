@@ -12,7 +12,8 @@ namespace headrace::preload::shim {
 // original's path by now: then the copy is what the program opened.
 class Original {
  public:
-  explicit Original(const OpenCopy& copy);
+  // `again`: a look at an open file, which may have been looked at a moment ago.
+  explicit Original(const OpenCopy& copy, bool again = false);
   explicit operator bool() const { return there_; }
   const char* path() const { return path_; }
   // Whether it was written to, or something was set on it, since it was copied.

@@ -32,7 +32,7 @@ int descriptor_of(int folder, const char* path, int flags) {
 // open file waits for what others append.
 bool follows(const shim::OpenCopy& copy, int fd) {
   if (fd < 0 || copy->immutable()) return false;
-  const shim::Original original(copy);
+  const shim::Original original(copy, true);
   return original && original.changed() && original.take_place(fd);
 }
 

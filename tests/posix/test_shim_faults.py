@@ -384,6 +384,9 @@ BY_DESCRIPTOR = """
     for change in (os.fchmod, 0o600), (os.utime, (5, 6)), (os.setxattr, 'user.size', b'10'):
         show(change[0], f, *change[1:])
         print(oct(os.fstat(f).st_mode), os.fstat(f).st_mtime)
+    f = os.open(root + '/a', os.O_RDONLY)
+    os.chmod(root + '/a', 0o604)  # seen at once, though it was looked at just now
+    print(oct(os.fstat(f).st_mode))
     f = os.open(root + '/holes', os.O_RDONLY)
     print(os.lseek(f, 0, os.SEEK_DATA), os.lseek(f, 0, os.SEEK_HOLE))
     f = os.open(root + '/holes', os.O_RDONLY)
@@ -449,6 +452,26 @@ def test_whoever_reads_on_gets_what_others_append(plane, tmp_path):
             outcomes.append(run(command))
     assert outcomes[0][0] == 0, outcomes[0]
     assert outcomes[1] == outcomes[0]
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_a_small_file_that_is_read_asks_its_storage_once(plane, tmp_path):
+    """Python opens, looks twice, reads, and reads the end: what was asked a moment ago is known."""
+    (tmp_path / "root").mkdir()
+    paths = [tmp_path / "root" / str(i) for i in range(60)]
+    for path in paths:
+        path.write_bytes(b"small")
+    served, calls = plane(tmp_path / "root"), tmp_path / "calls"
+    command = ["strace", "-f", "-o", str(calls), "-e", "trace=newfstatat,statx"]
+    ended = served.run([*command, sys.executable, "-c", READ, *map(str, paths)])
+    if not calls.exists() or "+++" not in calls.read_text():
+        pytest.skip(f"strace may not look at programs here: {ended[2][-200:]}")
+    assert ended[0] == 0, ended
+    assert served.counts["copy"] == len(paths) + 1
+    asked = [line for line in calls.read_text().splitlines() if f'"{paths[0].parent}/' in line]
+    known = [line for line in asked if "AT_STATX_DONT_SYNC" in line]
+    assert known
+    assert len(asked) - len(known) < 2 * len(paths)  # some were a long while at it
 
 
 OPEN_STILL = """
