@@ -122,7 +122,7 @@ def test_sweep(bench, tmp_path):
     ended = bench("sweep", *words, "--engine=null", "--accelerators=1..2", "--until=au<0.001",
                   "--no-ceiling")  # fmt: skip
     assert ended.code == 0, ended.err
-    assert "this storage feeds at least 2 accelerators (until au<0.001)" in ended.out
+    assert "until au<0.001: this storage feeds at least 2 accelerators" in ended.out
     ended = bench("sweep", *words, "--engine=null", "--accelerators=1..2", "--until=au<=100%",
                   "--no-ceiling", "--json")  # fmt: skip
     assert (ended.code, ended.document["most"]) == (1, None)

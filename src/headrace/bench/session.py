@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.base.files import replace_file
 from headrace.base.job import which_rank
-from headrace.base.text import redacted
+from headrace.base.text import counted, redacted
 from headrace.bench import results
 from headrace.bench.checkpoints import (
     checkpoint_problems,
@@ -474,6 +474,15 @@ class Probe:
     """Whether most of what it read came from the page cache."""
 
 
+_UNTRIED: Final = {
+    "harness": "its {processors} did not keep up with emulating them. Give it less to do besides, longer "
+    "steps, or more hosts (bench run under mpirun)",
+    "compute": "they did not wait for data but for one another's steps, which compute for unequal times. Give "
+    "all the same (train.computation_time without stdev), or an --until that allows for it",
+}
+"""Limits of a run that are not the storage's: why, and what to do."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sweep:
     """What a sweep found.
@@ -511,11 +520,12 @@ class Sweep:
         if number == "fewer than 1":
             number = "not even 1"
         noun = "accelerator" if number.endswith(" 1") or number == "1" else "accelerators"
-        nothing, tried = "so this says nothing of the storage", over.accelerators
-        if self.limit == "harness":
-            return f"this host emulates {number} {noun}; with {tried} the harness was the limit, {nothing}"
-        if self.limit == "compute":
-            return f"{number} {noun}; with {tried} they waited for one another's steps, {nothing}"
+        if self.limit in _UNTRIED:
+            fed = f"nothing is known of {what.split(' feeds')[0]}"
+            if self.most is not None:
+                fed = f"{what} at least {number} {noun}"
+            why = _UNTRIED[self.limit].format(processors=counted(os.cpu_count() or 1, "processor"))
+            return f"{fed}{but}; {over.accelerators} could not be tried on this host: {why}"
         return f"{what} {number} {noun}{but}"
 
 

@@ -370,7 +370,7 @@ def _print_sweep(output: Output, result: Sweep, condition: Condition, simulate: 
         lines.append(f"with {over.accelerators}: {over.bound_reason}")
     if simulate is not None:
         lines.append(f"simulated {simulate}: the delays are not real")
-    lines += [f"{result.answer} (until {condition.written})", NOT_MLPERF]
+    lines += [f"until {condition.written}: {result.answer}", NOT_MLPERF]
     output.result({
         "answer": result.answer, "most": result.most, "limit": result.limit,
         "until": condition.written, "least_asked": result.range[0],
