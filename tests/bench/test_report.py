@@ -338,6 +338,7 @@ def test_repeats_in_folders_give_confidence(tmp_path):
     assert row.clear is False
     assert with_confidence(au, "%").endswith("(95 %, 2 runs)")
     assert with_confidence(au, "%", brief=True).endswith("%")
+    assert with_confidence(Confidence(983e3, 4.23e6, 3), "B", brief=True).endswith("kB ± more")
     assert "AU of each run" in page_of(tmp_path / "a")
 
 

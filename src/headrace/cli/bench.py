@@ -188,7 +188,8 @@ def _comparison_lines(comparison: RunComparison) -> Iterator[str]:
         unit, width = row.measure.unit, row.change_half_width
         change = "from 0" if row.change is None else f"{row.change:+z.2%}"
         if row.change is not None and width is not None:
-            change += f" ± {width:.2%}"
+            known = width <= max(1.0, abs(row.change))
+            change = f"{change} ± {width:.2%}" if known else "not known"
         judgement = {None: "", True: "worse", False: "better"}[row.worse]
         if row.worse is not None and row.clear is False:
             judgement = "within the noise"
@@ -198,7 +199,7 @@ def _comparison_lines(comparison: RunComparison) -> Iterator[str]:
         ))  # fmt: skip
     yield from aligned(cells, "<>>><")
     if any(row.a.half_width is not None or row.b.half_width is not None for row in comparison.rows):
-        yield "± is the 95 % confidence interval over the repeats."
+        yield "± is the 95 % confidence interval over the repeats; more: wider than the value itself."
     if any(row.worse is not None and row.clear is None for row in comparison.rows):
         yield "Figures without ± on both sides were measured once: their changes may be noise."
 
