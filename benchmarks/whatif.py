@@ -191,7 +191,16 @@ def record(base: str, work: Path, steps: int) -> dict[str, Any]:
     words = command(work / "data", {"steps": steps, **BASES[base]})
     report = work / f"{base}.json"
     call(
-        [*HEADRACE, "record", "-o", str(work / f"{base}.yaml"), "--report", str(report), "--", *words]
+        [
+            *HEADRACE,
+            "record",
+            "-o",
+            str(work / f"{base}.yaml"),
+            "--report",
+            str(report),
+            "--",
+            *words,
+        ]
     )
     document: dict[str, Any] = json.loads(report.read_text())
     return document
