@@ -69,6 +69,11 @@ def progress(output: Output, what: str, noun: str = "samples") -> Iterator[Repor
         yield meter.report
 
 
+def rate_of(per_s: float) -> str:
+    """Whole, or with two digits where that would say little."""
+    return f"{per_s:,.0f}" if per_s >= 10.0 or not per_s else f"{per_s:.2g}"
+
+
 class _Meter:
     """What was done so far, its rates and the time left; shown every so often."""
 
@@ -101,7 +106,7 @@ class _Meter:
     def bar_text(self) -> str:
         if not self._bytes_rate:
             return f"{count_text(self.count)} {self._noun}{self._left(' ')}"
-        rate = f"{self._rate:,.0f} {self._noun}/s {bytes_text(self._bytes_rate)}/s"
+        rate = f"{rate_of(self._rate)} {self._noun}/s {bytes_text(self._bytes_rate)}/s"
         return f"{rate}{self._left(' ')}"
 
     def line_text(self) -> str:
@@ -109,7 +114,7 @@ class _Meter:
         size = f", {bytes_text(self.size)}" if self.size else ""
         bytes_rate = f", {bytes_text(self._bytes_rate)}/s" if self.size else ""
         return (
-            f"{count_text(self.count)}{of} {self._noun}{size}, {self._rate:,.0f} {self._noun}/s"
+            f"{count_text(self.count)}{of} {self._noun}{size}, {rate_of(self._rate)} {self._noun}/s"
             f"{bytes_rate}{self._left(', ')}"
         )
 

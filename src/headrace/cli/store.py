@@ -93,8 +93,8 @@ def _draw(console: Console, summary: Summary, *, verbose: bool) -> None:
         "shuffled": ", ".join(seeds),
         "label mix": ""
         if summary.label_mix is None
-        else f"{max(0.0, summary.label_mix):.2f} as stored, in batches of up to 256 "
-        "(0: as shuffled, 1: one class each)",
+        else f"{max(0.0, summary.label_mix):.2f} if read as it is stored (0: all classes in each batch "
+        "of 256, 1: one class each); a shuffle mixes them",
         "checksums": "yes" if summary.checksums else "no: reads cannot be verified",
         "page cache": "unknown here" if share is None else f"{share:.0%} resident",
         "fingerprint": summary.fingerprint,

@@ -391,6 +391,7 @@ def _tell(what: str) -> None:
 
 def main(options: DemoOptions, *, as_json: bool = False) -> int:
     """Run the demo and print its report; 0: the model beats chance, and the resumed order is the same."""
+    _tell(f"some minutes on two cores; all that is made lies in {options.out} then")
     report = run(options)
     if as_json:
         sys.stdout.write(json.dumps(report.to_dict(), indent=2) + "\n")

@@ -204,7 +204,7 @@ def latency_map(run: TraceFigures) -> str:
 
 def decisions(run: TraceFigures) -> str:
     """Where knobs stood over time, and when the tuner decided something."""
-    if not run.decisions and not run.knobs:
+    if not run.decisions and all(len({v for _, v in points}) < 2 for points in run.knobs.values()):
         return ""
     first, last = run.span_s
     seconds = max(last - first, 1e-9)
