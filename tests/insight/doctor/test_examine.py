@@ -14,6 +14,7 @@ import pytest
 from headrace.errors import StoreNotFound, VolumeTimeout
 from headrace.insight.doctor import ExamineOptions, diagnose, examine, lines_of
 from headrace.insight.doctor import examine as package
+from headrace.machine.host import CpuTimes
 from tests_shared import write_real_images
 
 from .findings_shared import findings
@@ -69,11 +70,11 @@ def test_threads_that_begin_late_are_waited_for(monkeypatch):
 )
 def test_others_want_no_more_than_the_run_queue_holds(monkeypatch, got, load, running, wanted):
     module = sys.modules[package.__module__]
-    monkeypatch.setattr(module, "_cpu_times", lambda: (2.0, 1.0))
+    monkeypatch.setattr(module, "cpu_times", lambda: CpuTimes(2.0, 0.0, 1.0))
     monkeypatch.setattr(module, "_running", lambda: float(running))
     monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
     seen = findings(decode={"got": got}, environment={"cpus": 2.0})
-    found = module._wanted_by_others(seen, (1.0, 1.0))
+    found = module._wanted_by_others(seen, CpuTimes(1.0, 0.0, 1.0))
     assert found == pytest.approx(wanted)
 
 
