@@ -85,7 +85,9 @@ def test_the_queue_shows_them(local, tmp_path):
 
 def test_status_and_queue_name_the_same_nodes_and_no_more_cpus_than_there_are(local, tmp_path):
     (tmp_path / "job.sh").write_text("#!/bin/sh\nwhile [ ! -e go ]; do sleep 0.05; done\n")
-    job = local("batch", "--nodes", 2, "--cpus", 1000, "job.sh").stdout.split()[-1]
+    job = local(
+        "batch", "--nodes", 2, "--cpus", len(os.sched_getaffinity(0)), "job.sh"
+    ).stdout.split()[-1]
     try:
         status = executor("local").status([job])[job][0]
         board = json.loads(local("queue", "--json").stdout)

@@ -244,6 +244,7 @@ def test_a_dry_run_prints_commands_and_reasons_and_starts_nothing(launch):
     ],
 )
 def test_what_makes_no_sense_is_refused_at_once(launch, words, message):
+    (launch.folder / "x.py").touch()
     launch.start(*words)
     code, _, err = launch.end()
     assert code in (2, 3)
