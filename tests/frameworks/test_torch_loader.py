@@ -261,7 +261,7 @@ def test_skipping_leaves_out_one_sample_and_records_it(path, way, tmp_path, capl
         assert loader.stats.samples == SAMPLES - 1
     flush()
     (epoch,) = verify_epochs(read_run(tmp_path / "run")).loaders[0].epochs
-    assert (str(epoch.state), epoch.left_out) == ("wrong", 1)
+    assert (str(epoch.state), epoch.left_out) == ("skipped", 1)
     assert "decoding sample 77 ('00077') failed" in epoch.findings[0].where
     assert (caplog.text + capfd.readouterr().err).count("has left out 1 sample so far") == 1
 
