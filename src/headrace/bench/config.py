@@ -124,7 +124,8 @@ def _take(line: CommandLine, word: str) -> None:
             raise ValueError(f"{word!r}: of hydra only {known} have a meaning here")
     elif section != "workload":
         meant = _meant(key) or key
-        whole = f"{sign or '++'}workload.{meant}" + (f"={value}" if value else "")
+        shown = value if redacted(word) == word else "***"
+        whole = f"{sign or '++'}workload.{meant}" + (f"={shown}" if value else "")
         raise ValueError(f"{word!r}: {key} is no key, did you mean {whole}?")
     elif name:
         line.overrides += (HydraOverride(sign, name, match["value"], redacted(word)),)
