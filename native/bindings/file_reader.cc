@@ -250,6 +250,8 @@ void register_file_reader(nb::module_& m) {
           "close", [](FileReaderHandle& h, double seconds) { return h.reader->close(seconds); },
           "seconds"_a = FileReaderHandle::kCloseSeconds, nb::call_guard<WithoutGil>(),
           "Ends the threads. False: one did not answer in time and was left behind.");
+  m.def("changed_just_now", &io::changed_just_now, "ctime_ns"_a,
+        "Whether a file with this ctime may be changed again without a new one.");
   m.def("look_at_files", &look_at_files, "paths"_a, "seconds_max"_a,
         nb::sig("def look_at_files(paths: list[bytes], seconds_max: float) -> tuple[int, float]"),
         "Opens files to see whether all of their bytes lie in the page cache, up to the first that "

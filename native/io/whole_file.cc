@@ -32,12 +32,6 @@ int kind_error(const struct stat& status) {
   return S_ISREG(status.st_mode) ? 0 : EINVAL;
 }
 
-int64_t now_ns() {
-  timespec now;
-  clock_gettime(CLOCK_REALTIME, &now);
-  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-}
-
 // A descriptor, or -errno.
 int open_file(const char* path, const Syscalls& sys) {
   for (unsigned tries = 0;;) {
@@ -87,6 +81,14 @@ int check_empty(int fd, const Syscalls& sys) {
 
 }  // namespace
 
+bool changed_just_now(int64_t ctime_ns) {
+  constexpr int64_t kSecondNs = 1'000'000'000, kTickNs = 20'000'000;
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  const int64_t tick_ns = ctime_ns % kSecondNs == 0 ? kSecondNs + kTickNs : kTickNs;
+  return ctime_ns > int64_t{now.tv_sec} * kSecondNs + now.tv_nsec - tick_ns;
+}
+
 int identify(const char* path, const FileCalls& calls, FileIdentity* identity) {
   struct stat status;
   if (calls.stat(path, &status) != 0) return errno;
@@ -115,9 +117,7 @@ WholeFile read_whole(const char* path, const FileIdentity& expected, std::byte* 
     }
   }
   if (whole.error == 0) whole.error = compare(fd, expected, calls.file);
-  if (whole.error == 0 && expected.ctime_ns > now_ns() - clock_tick_ns(expected.ctime_ns)) {
-    whole.error = ESTALE;
-  }
+  if (whole.error == 0 && changed_just_now(expected.ctime_ns)) whole.error = ESTALE;
   calls.file.close(fd);
   return whole;
 }

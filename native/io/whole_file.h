@@ -32,12 +32,10 @@ struct FileIdentity {
   bool operator==(const FileIdentity&) const = default;
 };
 
-// A file that was changed within this time before it was read may be changed again without a new
-// ctime: the kernel's clock for files ticks every 1 to 10 ms, and some file systems (Lustre, NFS of
-// old servers) keep whole seconds.
-constexpr int64_t clock_tick_ns(int64_t ctime_ns) {
-  return ctime_ns % 1'000'000'000 == 0 ? 1'020'000'000 : 20'000'000;
-}
+// Whether a file with this ctime may be changed again without a new one: the kernel's clock for
+// files ticks every 1 to 10 ms, and some file systems (Lustre, NFS of old servers) keep whole
+// seconds.
+bool changed_just_now(int64_t ctime_ns);
 
 // Bytes that lie in the page cache are copied from there in either case.
 enum class ColdReads {

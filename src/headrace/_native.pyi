@@ -573,6 +573,9 @@ class FileReader:
         Ends the threads. False: one did not answer in time and was left behind.
         """
 
+def changed_just_now(ctime_ns: int) -> bool:
+    """Whether a file with this ctime may be changed again without a new one."""
+
 def look_at_files(paths: list[bytes], seconds_max: float) -> tuple[int, float]:
     """
     Opens files to see whether all of their bytes lie in the page cache, up to the first that does not, or while `seconds_max` last: how many do, and the seconds that it took.

@@ -308,9 +308,8 @@ class RankFailure(NamedTuple):
                 if code:
                     status = code if code > 0 else 128 - code
                     how = f"ended with status {status}"
-                    with contextlib.suppress(
-                        ValueError
-                    ):  # torchrun says so of its ranks, as shells do
+                    # torchrun says it of its ranks as shells do.
+                    with contextlib.suppress(ValueError):
                         how = f"was ended by {signal.Signals(status - 128).name}"
                     return cls(node.name, f"process {number} of the ranks {how}", status)
         return None

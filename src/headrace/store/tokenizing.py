@@ -177,9 +177,13 @@ class _Encoder:
         if not isinstance(self._tokenizer.model, library.models.BPE):
             return -1, False  # the library refuses then
         unknown = self._top + 1
-        told = {"unk_token": "\0", "fuse_unk": False, "vocab": model["vocab"] | {"\0": unknown}}
+        with_unknown = {
+            "unk_token": "\0",
+            "fuse_unk": False,
+            "vocab": model["vocab"] | {"\0": unknown},
+        }
         # A model alone: tokens that are added beside it keep their numbers.
-        alone = {"version": "1.0", "added_tokens": [], "model": model | told}
+        alone = {"version": "1.0", "added_tokens": [], "model": model | with_unknown}
         self._tokenizer.model = library.Tokenizer.from_str(json.dumps(alone)).model
         return unknown, True
 

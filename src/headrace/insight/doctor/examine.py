@@ -78,8 +78,8 @@ def _wanted_by_others(findings: Findings, begun: CpuTimes) -> float:
 
 def _running() -> float:
     """Tasks that run or wait for a processor now, this one included."""
-    found = re.search(r"^procs_running (\d+)$", read_text(_ROOT / "proc/stat"), re.MULTILINE)
-    return float(found[1]) if found else 1.0
+    match = re.search(r"^procs_running (\d+)$", read_text(_ROOT / "proc/stat"), re.MULTILINE)
+    return float(match[1]) if match else 1.0
 
 
 # -- examine -----------------------------------------------------------------------------------------

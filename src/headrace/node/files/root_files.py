@@ -430,10 +430,7 @@ class FarReader:
                 if self._ended:
                     raise OSError(errno.ECANCELED, "the daemon ends")
         _same(fd, row)
-        # As `read_whole` in native/io/whole_file.cc has it: its next change might go unseen.
-        if row[-1] > time.time_ns() - (
-            1_020_000_000 if row[-1] % 1_000_000_000 == 0 else 20_000_000
-        ):
+        if _native.changed_just_now(row[-1]):
             raise OSError(errno.ESTALE, "it was changed a moment ago")
 
     def _piece(self, fd: int, copy: int, at: int, size: int) -> None:

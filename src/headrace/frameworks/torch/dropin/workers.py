@@ -176,11 +176,9 @@ class WorkerContext:
 
     def explain(self) -> str:
         """One line on how batches came."""
-        packed, came = self.results.packed, self.results.packed + self.results.plain
+        packed, batches = self.results.packed, self.results.packed + self.results.plain
         # Without persistent_workers each epoch has workers of its own.
-        text = (
-            f"of {came} since these workers began, {packed} came through headrace's shared memory"
-        )
+        text = f"of {batches} since these workers began, {packed} came through headrace's shared memory"
         if self.results.plain:
             text += (
                 f", {self.results.plain} torch's own way: they were too large for the budget, or "
