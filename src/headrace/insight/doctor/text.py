@@ -196,15 +196,13 @@ def _cpu(findings: Findings, environment: Environment) -> str:
 def _machine(environment: Environment) -> str:
     engine = "io_uring works"
     if environment.engine != "uring":
-        why = (
-            f" ({printable(environment.engine_why.rstrip('.'))})" if environment.engine_why else ""
-        )
-        seen = (
+        why = printable(environment.engine_why.rstrip("."))
+        known = (
             "no, threads instead"
             if environment.engine or why
             else "not known, nothing was read in time"
         )
-        engine = f"io_uring: {seen}{why}"
+        engine = f"io_uring: {known}" + (f" ({why})" if why else "")
     memory = bytes_text(environment.memory_free_bytes)
     if environment.memory_limit_bytes is not None:
         memory += f" (limit {bytes_text(environment.memory_limit_bytes)})"
