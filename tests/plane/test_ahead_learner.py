@@ -1,5 +1,6 @@
 """What is learned by watching opens, how it is kept, and how processes share it."""
 
+import io
 import os
 from multiprocessing import get_context
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.io.replaced import real_open
 from headrace.plane.read_ahead import ReadAhead, ReadAheadOptions, SharedLog
 from headrace.plane.read_ahead.opens import OpensWatch
 from headrace.plane.read_ahead.sample_files import LearnedFiles, guess_paths
@@ -105,6 +107,19 @@ def test_a_watch_sees_its_own_thread_and_reads_only(paths, tmp_path):
     assert watch.end() == [paths[0], paths[1], str(tmp_path / "missing")]
     Path(paths[4]).read_bytes()
     assert len(watch.paths) == 3
+
+
+def test_open_is_its_own_again_when_the_last_watch_is_over(paths):
+    outer, inner = OpensWatch(), OpensWatch()
+    outer.begin()
+    inner.begin()
+    open(paths[0]).close()
+    assert inner.end() == [paths[0]]
+    assert open is not real_open
+    open(paths[1]).close()
+    assert outer.end() == [paths[1]]
+    assert open is real_open
+    assert io.open is real_open
 
 
 names = st.lists(
