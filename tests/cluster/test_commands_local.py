@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -85,14 +86,14 @@ def test_the_queue_shows_them(local, tmp_path):
 
 def test_status_and_queue_name_the_same_nodes_and_no_more_cpus_than_there_are(local, tmp_path):
     (tmp_path / "job.sh").write_text("#!/bin/sh\nwhile [ ! -e go ]; do sleep 0.05; done\n")
-    job = local(
-        "batch", "--nodes", 2, "--cpus", len(os.sched_getaffinity(0)), "job.sh"
-    ).stdout.split()[-1]
+    begun = local("batch", "--nodes", 2, "--cpus", len(os.sched_getaffinity(0)), "job.sh")
+    assert f"the nodes, {socket.gethostname()}-[0-1], are all this machine." in begun.stderr
+    job = begun.stdout.split()[-1]
     try:
         status = executor("local").status([job])[job][0]
         board = json.loads(local("queue", "--json").stdout)
         (row,), (node,) = board["running"], board["nodes"]
-        assert row["nodes"] == list(status.nodes) == ["local0", "local1"]
+        assert row["nodes"] == list(status.nodes) == [f"{node['name']}-{i}" for i in range(2)]
         assert row["cpus"] == node["cpus"] == node["cpus_allocated"]
         assert node["jobs"] == [job]
         assert (
@@ -125,7 +126,7 @@ def test_several_nodes_are_all_this_machine(local):
         code=5,
     )
     told = dict(line.split("=", 1) for line in ended.stdout.splitlines())
-    assert told["HEADRACE_JOB_NODES"] == "local0,local1,local2,local3"
+    assert told["HEADRACE_JOB_NODES"] == ",".join(f"{socket.gethostname()}-{i}" for i in range(4))
     assert told["HEADRACE_JOB_GPUS_PER_NODE"] == told["HEADRACE_JOB_TASKS_PER_NODE"] == "2"
     assert told["HEADRACE_JOB_NAME"] == "sh"
 

@@ -185,7 +185,7 @@ def test_a_job_knows_what_it_was_given(ex, tmp_path):
     job = submit(
         ex, tmp_path, "env | grep ^HEADRACE_JOB_ | grep -v -e KEY -e END_S | sort", *options
     )
-    assert end(ex, job).nodes == ("local0", "local1", "local2", "local3")
+    assert end(ex, job).nodes == tuple(f"{socket.gethostname()}-{i}" for i in range(4))
     assert b"".join(ex.logs(job)).decode().splitlines() == [
         "HEADRACE_JOB_CPUS_PER_NODE=6",
         "HEADRACE_JOB_CPUS_PER_TASK=3",
@@ -193,7 +193,7 @@ def test_a_job_knows_what_it_was_given(ex, tmp_path):
         "HEADRACE_JOB_GPUS_PER_NODE=2",
         f"HEADRACE_JOB_ID={job}",
         "HEADRACE_JOB_NAME=sbatch",
-        "HEADRACE_JOB_NODES=local[0-3]",
+        f"HEADRACE_JOB_NODES={socket.gethostname()}-[0-3]",
         "HEADRACE_JOB_NODE_INDEX=0",
         "HEADRACE_JOB_REQUEUE=0",
         "HEADRACE_JOB_RESTARTS=0",

@@ -23,6 +23,7 @@ from headrace.cluster.executor import (
     ray_address,
 )
 from headrace.cluster.layout import JobLayout, candidates, lay_out, time_limit
+from headrace.cluster.notation import compress_hosts
 from headrace.cluster.request import (
     JOB_OPTIONS,
     NOT_IN_THE_FOREGROUND,
@@ -232,7 +233,7 @@ def plan_batch(
 
 
 def _lay_out(request: JobRequest, cluster: Cluster) -> JobLayout:
-    snapshot, more = cluster.snapshot, ""
+    snapshot, more = cluster.snapshot, []
     if cluster.runs_on == "local":  # it has as many "GPUs" as are asked for
         from headrace.cluster.local.executor import local_snapshot
 
@@ -240,9 +241,11 @@ def _lay_out(request: JobRequest, cluster: Cluster) -> JobLayout:
         gpus = request.gpus or (short.gpus if short else 0)
         snapshot = local_snapshot(-(-gpus // (request.nodes or 1)), request.nodes or 1)
         if gpus and not cluster.snapshot.nodes[0].gpus:
-            more = f"this machine has no GPUs: the {gpus} asked for are processes here."
+            more.append(f"this machine has no GPUs: the {gpus} asked for are processes here.")
+        if len(names := [node.name for node in snapshot.nodes]) > 1:
+            more.append(f"the nodes, {compress_hosts(names)}, are all this machine.")
     layout = lay_out(request, snapshot, cluster.site)
-    return dataclasses.replace(layout, remarks=(*layout.remarks, more)) if more else layout
+    return dataclasses.replace(layout, remarks=(*layout.remarks, *more))
 
 
 def _passed_on(asked: JobRequest) -> list[str]:

@@ -430,9 +430,13 @@ class NodeStarts:
             self._start(step_command(), environment)
             return
         # On Kubernetes the others ask by themselves.
-        for index in range(1 if place.scheduler == "kubernetes" else len(spec.nodes)):
+        for index, name in enumerate(
+            spec.nodes[:1] if place.scheduler == "kubernetes" else spec.nodes
+        ):
             own = {"HEADRACE_NODE_RANK": str(index), "HEADRACE_NODES": str(len(spec.nodes))}
-            self._start(node_command(), environment | own)
+            self._start(
+                [*node_command(), name], environment | own
+            )  # its name is for readers of `ps`
 
     def _start(self, command: list[str], environment: dict[str, str]) -> None:
         # In a session of its own: Ctrl-C is for us, we tell the nodes what it means.

@@ -380,8 +380,9 @@ def _is_keeper(pid: int) -> bool:
 
 
 def node_names(nodes: int) -> tuple[str, ...]:
-    """This machine's name, or those of nodes that are simulated."""
-    return (socket.gethostname(),) if nodes == 1 else tuple(f"local{i}" for i in range(nodes))
+    """This machine's name; of several nodes that are all this machine, with their numbers."""
+    host = socket.gethostname()
+    return (host,) if nodes == 1 else tuple(f"{host}-{i}" for i in range(nodes))
 
 
 NO_GPUS = {} if Path("/dev/kfd").exists() else {"HEADRACE_JOB_GPUS": ""}
