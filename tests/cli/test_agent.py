@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from headrace import runtime
 from headrace.cli.reports import seconds_of
 from headrace.runtime import agent_folder
 from headrace.telemetry.accounts import Ledger
@@ -36,6 +37,16 @@ def test_an_agent_in_the_background_is_started_asked_and_stopped(run, home):
     assert run("agent", "stop", "--json").document == {
         "running": False, "folder": str(agent_folder().path),
     }  # fmt: skip
+
+
+def test_who_asks_for_an_own_agent_where_the_sites_runs_is_told_so(
+    run, home, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(runtime, "SITE_SOCKET", str(tmp_path / "socket"))
+    assert "--site" not in run("agent", "status").out
+    (tmp_path / "socket").touch()
+    for verb in ("status", "stop"):
+        assert run("agent", verb).out.endswith("; that of all users is there: --site\n")
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def test_a_controller_is_started_asked_given_a_policy_and_stopped(place):
     shown = run(place, "policy", "diff", "p.yaml")
     assert shown.returncode == 1
     assert shown.stdout == ("+ jobs.a.cap.bytes_per_s: 5M\nnothing was applied; version 0 holds\n")
-    assert "jobs.a: no plane reads for it" in shown.stderr
+    assert "jobs.a: nothing of this job reads now" in shown.stderr
     assert as_json(place, "policy", "apply", "p.yaml", "--dry-run")["applied"] is False
     assert as_json(place, "policy", "apply", "p.yaml")["version"] == 1
     assert run(place, "policy", "diff", "p.yaml", "--dry-run").returncode == 0

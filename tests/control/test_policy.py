@@ -142,8 +142,8 @@ def test_all_problems_are_told_at_once_and_survive_pickling():
 def test_names_that_nobody_reported_are_told():
     policy = parse_policy("users: {u: {}, '*': {}}\njobs: {s: {}, t: {}}")
     assert unknown_names(policy, {}, {"t": 1}) == [
-        "jobs.s: no plane reads for it",
-        "users.u: no plane of this user",
+        "jobs.s: nothing of this job reads now",
+        "users.u: nothing of this user reads now",
     ]
 
 

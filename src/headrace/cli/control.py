@@ -64,8 +64,8 @@ def control_start(
         return
     words = words_of(context, db=options.database)
     state = runtime.launch(folder, words, lambda: service.ask_status(folder))
-    rules = f"process {state['pid']} rules with epoch {state['epoch']}"
-    output.result(state, f"{rules} of {state['database']}, socket {folder.socket}")
+    text = f"process {state['pid']} shares file systems out by {state['database']}"
+    output.result(state, f"{text}, socket {folder.socket}")
 
 
 @control_app.command("stop")

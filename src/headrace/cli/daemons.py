@@ -37,12 +37,14 @@ def words_of(context: typer.Context, **instead: Any) -> list[str]:
     return words
 
 
-def end(output: Output, folder: runtime.RuntimeFolder, stop: Callable[[], int]) -> int:
+def end(
+    output: Output, folder: runtime.RuntimeFolder, stop: Callable[[], int], elsewhere: str = ""
+) -> int:
     """End a daemon with `stop`, which returns its process id, and say so; returns the exit code."""
     try:
         pid = stop()
     except FileNotFoundError:
-        return _not_running(output, folder)
+        return _not_running(output, folder, elsewhere)
     output.result({"pid": pid, "running": False}, f"process {pid} has ended")
     return exit_codes.OK
 
@@ -52,12 +54,13 @@ def tell(
     folder: runtime.RuntimeFolder,
     ask: Callable[[], dict[str, Any]],
     show: Callable[[Output, dict[str, Any]], None],
+    elsewhere: str = "",
 ) -> int:
     """Say how a daemon fares: `show` prints what `ask` returns; returns the exit code."""
     try:
         state = ask()
     except FileNotFoundError:
-        return _not_running(output, folder)
+        return _not_running(output, folder, elsewhere)
     if output.as_json:
         output.document({"running": True, **state})
     else:
@@ -65,11 +68,10 @@ def tell(
     return exit_codes.OK
 
 
-def _not_running(output: Output, folder: runtime.RuntimeFolder) -> int:
-    """Say that no daemon is there; returns the exit code."""
-    output.result(
-        {"running": False, "folder": str(folder.path)}, f"no {folder.title} runs in {folder.path}"
-    )
+def _not_running(output: Output, folder: runtime.RuntimeFolder, elsewhere: str) -> int:
+    """Say that no daemon is there, and which one is elsewhere; returns the exit code."""
+    text = f"no {folder.title} runs in {folder.path}{elsewhere}"
+    output.result({"running": False, "folder": str(folder.path)}, text)
     return exit_codes.FINDING
 
 
@@ -369,7 +371,16 @@ def agent_stop(*, job: Job = "", site: Site = False, output: JsonOutput) -> int:
 
     folder = process.folder_of(job, site=site)
     kill = "Kill it (kill -9): what it wrote stays whole."
-    return end(output, folder, lambda: runtime.end(folder, kill))
+    return end(output, folder, lambda: runtime.end(folder, kill), _site_agent(site=site))
+
+
+def _site_agent(*, site: bool) -> str:
+    """Where an agent is that was not asked for."""
+    return (
+        "; that of all users is there: --site"
+        if not site and Path(runtime.SITE_SOCKET).exists()
+        else ""
+    )
 
 
 @agent_app.command("status")
@@ -380,7 +391,8 @@ def agent_status(*, job: Job = "", site: Site = False, output: JsonOutput) -> in
 
     folder = process.folder_of(job, site=site)
     where = process.socket_of(folder, site=site)
-    return tell(output, folder, lambda: ask_state(where), _print_agent)
+    elsewhere = _site_agent(site=site)
+    return tell(output, folder, lambda: ask_state(where), _print_agent, elsewhere)
 
 
 @agent_app.command("logs")

@@ -268,8 +268,14 @@ def problems_of(policy: Policy) -> list[str]:
 
 def unknown_names(policy: Policy, users: Container[str], jobs: Container[str]) -> list[str]:
     """Users and jobs that rules speak of and no plane has reported; they may still come."""
-    unknown = [f"users.{name}: no plane of this user" for name in policy.users if name not in users]
-    unknown += [f"jobs.{name}: no plane reads for it" for name in policy.jobs if name not in jobs]
+    unknown = [
+        f"users.{name}: nothing of this user reads now"
+        for name in policy.users
+        if name not in users
+    ]
+    unknown += [
+        f"jobs.{name}: nothing of this job reads now" for name in policy.jobs if name not in jobs
+    ]
     return sorted(text for text in unknown if ".*:" not in text)
 
 
