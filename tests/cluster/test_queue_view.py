@@ -223,15 +223,27 @@ def test_an_empty_cluster():
         ({"exit_code": 143}, "exit code 143: killed by signal 15"),
         ({"signal": 9}, "killed by signal 9, often out of memory"),
         ({"exit_code": 2, "restarts": 1}, "exit code 2, restart 1"),
+        ({"exit_code": 143, "state": JobState.CANCELLED}, ""),  # it did as it was asked
+        (
+            {"signal": 15, "state": JobState.TIMEOUT, "resumed": "resumed at step 9"},
+            "resumed at step 9",
+        ),
+        (
+            {"exit_code": 1, "cause": "rank 1 (node b) ended with status 1"},
+            "rank 1 (node b) ended with status 1",
+        ),
     ],
 )
 def test_how_a_job_ended_is_readable_in_80_columns(ending, why):
     status = JobStatus(
-        "4711", "a-job-with-a-long-name", JobState.FAILED, nodes=("gpu[0-3]",), **ending
+        "4711",
+        "a-job-with-a-long-name",
+        nodes=("gpu[0-3]",),
+        **{"state": JobState.FAILED, **ending},
     )
     assert why.startswith(status.why)
     out = io.StringIO()
     Console(file=out, width=80).print(status_table([status]))
     shown = " ".join(out.getvalue().split())
-    assert "4711 a-job-with-a-long-name failed" in shown
-    assert why.split()[-1] in shown
+    assert f"4711 a-job-with-a-long-name {status.state.lower()}" in shown
+    assert shown.endswith(why.split()[-1] if why else "gpu[0-3]")

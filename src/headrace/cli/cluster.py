@@ -286,7 +286,7 @@ def _show(
     lost = [job for job, of_job in statuses.items() if not of_job]
     if lost and not known:
         runs_on.known(lost)
-    known += [runs_on.lost(job) for job in lost]
+    known = [*map(runs_on.with_run, known), *map(runs_on.lost, lost)]
     if output.as_json:
         output.document({"jobs": [_status_document(status) for status in known]})
     elif known:
@@ -305,6 +305,7 @@ def _status_document(status: JobStatus) -> dict[str, Any]:
         "why": status.why, "nodes": status.nodes, "exit_code": status.exit_code,
         "signal": status.signal, "restarts": status.restarts, "submitted_s": status.submitted_s,
         "started_s": status.started_s, "ended_s": status.ended_s, "output": status.output,
+        "resumed": status.resumed,
     }  # fmt: skip
 
 

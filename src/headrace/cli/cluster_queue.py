@@ -342,7 +342,7 @@ def status_table(statuses: Sequence[JobStatus], *, everything: bool = False) -> 
         number, _, task = status.job_id.partition("_")
         line = task if everything or not task.isdigit() else "a task"
         again = f"restart {status.restarts}" if status.restarts else ""
-        why = ", ".join(filter(None, (status.why, again)))
+        why = ", ".join(filter(None, (status.why, again, status.resumed)))
         alike.setdefault((number, line, status.state, why), []).append(status)
 
     def ran(status: JobStatus) -> str:

@@ -99,7 +99,7 @@ def _run_job(launch: Launch, report: str | None, *, quiet: bool) -> int:
     for restarts in itertools.count():
         record = RunRecord(launch, os.environ)
         record.begin()
-        conductor = Conductor(launch, say, restarts=restarts)
+        conductor = Conductor(launch, say, restarts=restarts, resumed=record.begin)
         job_report = conductor.report
         try:
             conductor.run()
@@ -114,9 +114,8 @@ def _run_job(launch: Launch, report: str | None, *, quiet: bool) -> int:
             last = conductor.survivors is None
             if last and launch.options.agent and (text := _agents_report(conductor.job, since_s)):
                 say(f"the job's report\n{text}")
-            say(job_report.line())
-            if job_report.next_step and job_report.exit_code != exit_codes.STORE_ERROR:
-                say(f"next: {job_report.next_step}")
+            for line in job_report.lines(raised=sys.exception() is not None):
+                say(line)
         if conductor.survivors is None:
             break
         launch = Launch.of(conductor.survivors, launch.options, launch.words)

@@ -51,8 +51,10 @@ def job_report(
 ) -> None:
     """Print what a job asked for, used and waited for, and what to ask for next time.
 
-    From the agents' history, and Slurm's books where there are any.
+    From the agents' history, Slurm's books where there are any, and the manifests of `headrace launch` in
+    this folder: where it went on, and why it ended.
     """
+    from headrace.cluster.manifest import told_by_run
     from headrace.errors import TelemetryError
     from headrace.insight.usage import report_of_books
     from headrace.telemetry.report import job_report as report_of
@@ -68,7 +70,12 @@ def job_report(
     if booked is not None:
         report = report_of_books(booked, report, time.time())
     assert report is not None
-    output.result(report.as_dict(), *report.text().splitlines())
+    record = report.record
+    life = (job, record.restarts, record.first_s, record.last_s)
+    cause, resumed = told_by_run(Path(), *life)
+    run = [f"  {'run':<12} {text}" for text in (resumed, cause) if text]
+    told = {**report.as_dict(), "resumed": resumed, "cause": cause}
+    output.result(told, *report.text().splitlines(), *run)
 
 
 def report(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -61,6 +62,9 @@ _OVER = frozenset(JobState) - {
 }  # fmt: skip
 
 
+_ENDED_BY_ORDER = {JobState.CANCELLED, JobState.TIMEOUT, JobState.PREEMPTED}
+
+
 @dataclass(frozen=True, slots=True)
 class Submission:
     """What is submitted.
@@ -111,6 +115,7 @@ class JobStatus:
         signal: that ended the script.
         submitted_s, started_s, ended_s: Unix seconds; a start in the future is an expected one.
         output: where its standard output goes, with all patterns filled in; None if unknown.
+        cause, resumed: what `headrace launch` says of its end, and from where it went on; "" if nothing.
     """
 
     job_id: str
@@ -125,6 +130,8 @@ class JobStatus:
     started_s: float | None = None
     ended_s: float | None = None
     output: Path | None = None
+    cause: str = ""
+    resumed: str = ""
 
     @property
     def why(self) -> str:
@@ -135,6 +142,13 @@ class JobStatus:
             return reason_text(self.reason)
         if not self.state.is_over:
             return self.reason
+        if self.cause and self.state is not JobState.COMPLETED:
+            return self.cause
+        if self.state in _ENDED_BY_ORDER and signal.SIGTERM in {
+            self.signal,
+            (self.exit_code or 0) - 128,
+        }:
+            return ""  # as it was asked to
         if self.exit_code:
             number = self.exit_code - 128
             killed = f": {signal_text(number)}" if 0 < number < 65 else ""
@@ -236,6 +250,19 @@ class Executor(ABC):
     def lost(self, job_id: str) -> JobStatus:
         """The status of a job that is not known, or not any more."""
         return replace(self.last_seen(job_id), state=JobState.UNKNOWN, reason=self.gone)
+
+    def with_run(self, status: JobStatus) -> JobStatus:
+        """With what the launch in the job has written of itself, where that can be read here."""
+        from headrace.cluster.manifest import told_by_run
+
+        if status.state in {JobState.PENDING, JobState.UNKNOWN}:
+            return status
+        with contextlib.suppress(ClusterError, OSError):
+            folder = self.submission(status.job_id).directory
+            life = (status.job_id, status.restarts, status.submitted_s or 0.0)
+            cause, resumed = told_by_run(folder, *life) if folder else ("", "")
+            return replace(status, cause=cause, resumed=resumed)
+        return status
 
     def known(self, job_ids: Sequence[str]) -> Sequence[str]:
         """The jobs, all of which are known; ClusterError names the first that is not."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from headrace.cluster.launch.nodes import NodeState
     from headrace.cluster.launch.plan import Launch
-    from headrace.cluster.launch.stop_page import StopAgreement
+    from headrace.cluster.launch.stop_page import RankNote, StopAgreement
 
 
 # -- hardware ------------------------------------------------------------------------------------------
@@ -241,6 +241,7 @@ class LaunchReport:
         staged_samples, staged_bytes: on all nodes' local disks.
         source_bytes: read from the source to stage them.
         stage_s: from the start until what is staged could be read; copying goes on beside the ranks.
+        resumed: from where the ranks went on, in words; "" if they began anew, or did not say.
         epoch, position, order_hash, seed, steps: where the ranks' loaders stood last, if they said.
         ended: processes that had to be ended; 0 after a good run.
         stuck: processes that could not be ended.
@@ -260,6 +261,7 @@ class LaunchReport:
     staged_bytes: int = 0
     source_bytes: int = 0
     stage_s: float | None = None
+    resumed: str = ""
     epoch: int | None = None
     position: int | None = None
     order_hash: str | None = None
@@ -269,24 +271,34 @@ class LaunchReport:
     stuck: int = 0
     remarks: list[str] = field(default_factory=list)
 
-    def line(self) -> str:
-        """In one line."""
+    def lines(self, *, raised: bool) -> list[str]:
+        """In a line, and behind it the cause of a failure and what to do; `raised`: an error says these."""
+        if raised:
+            return [self._line()]
+        if self.outcome == "failed":
+            lines = [self._line(), f"cause: {self.why}"]
+        else:
+            lines = [": ".join(filter(None, (self._line(), self.why)))]
+        return [*lines, f"next: {self.next_step}"] if self.next_step else lines
+
+    def _line(self) -> str:
         who = f"job {self.job}" if self.job else "this machine"
         if self.restarts:
             who += f", restart {self.restarts}"
         nodes = counted(len(self.nodes), "node")
-        text = f"{who}: {self.outcome}, {nodes}, {self.ranks} ranks, {self.wall_s:.1f} s"
+        ranks = counted(self.ranks, "rank")
+        text = f"{who}: {self.outcome}, {nodes}, {ranks}, {self.wall_s:.1f} s"
         if self.staged_samples:
             text += f"; {self.staged_samples:,} samples staged"
             text += f", {self.source_bytes:,} bytes read from the source"
         if self.stage_s is not None:
             text += f", readable after {self.stage_s:.1f} s"
+        if self.resumed:
+            text += f"; {self.resumed}"
         if self.position is not None:
             text += f"; epoch {self.epoch}, position {self.position:,}, order {self.order_hash}"
         if self.stuck:
             text += f"; {self.stuck} processes cannot be ended"
-        if self.why:
-            text += f": {self.why}"
         return text
 
 
@@ -296,23 +308,49 @@ class LaunchReport:
 class RankFailure(NamedTuple):
     """The first rank, or torchrun or mpirun, that failed; `code` as shells have it: 128 + its signal."""
 
-    node: str
     what: str
     code: int
 
     @classmethod
     def among(cls, nodes: Sequence[NodeState]) -> RankFailure | None:
-        """The first that is known of."""
-        for node in nodes:
-            for number, code in node.codes.items():
-                if code:
-                    status = code if code > 0 else 128 - code
-                    how = f"ended with status {status}"
-                    # torchrun says it of its ranks as shells do.
-                    with contextlib.suppress(ValueError):
-                        how = f"was ended by {signal.Signals(status - 128).name}"
-                    return cls(node.name, f"process {number} of the ranks {how}", status)
-        return None
+        """The one that made the others fail, as far as can be told.
+
+        Ranks that lose a peer raise an exception, or are aborted. So whoever was killed or left without one
+        was first, then who raised one first.
+        """
+        if not any(code for node in nodes for code in node.codes.values()):
+            return None
+        ranks = [
+            (node, note, local)
+            for node in nodes
+            for local, note in enumerate(node.notes)
+            if note.failed_ns
+        ]
+        if not ranks:
+            node, code = next((n, c) for n in nodes for c in n.codes.values() if c)
+            return cls(
+                f"what starts the ranks on node {node.name} {_ending(code)}", _as_shells(code)
+            )
+        node, note, local = min(ranks, key=lambda rank: (_follows(rank[1]), rank[1].failed_ns))
+        who = f"rank {node.index * len(node.notes) + local} (node {node.name})"
+        why = f": {note.error}" if note.error else ""
+        return cls(f"{who} {_ending(note.code or 1)}{why}", note.code or 1)
+
+
+def _follows(note: RankNote) -> bool:
+    """Whether a rank's end may be that of another one's."""
+    return bool(note.error) or note.code in {128 + signal.SIGABRT, 128 + signal.SIGTERM}
+
+
+def _as_shells(code: int) -> int:
+    return code if code >= 0 else 128 - code
+
+
+def _ending(code: int) -> str:
+    status = _as_shells(code)
+    with contextlib.suppress(ValueError):
+        return f"was ended by {signal.Signals(status - 128).name}"
+    return f"ended with status {status}"
 
 
 def judge(
@@ -322,16 +360,17 @@ def judge(
     agreement: StopAgreement | None,
 ) -> None:
     """Sets outcome, reason and exit status."""
-    left = any(note.leaving for node in nodes for note in node.notes)
+    left = _how_left(nodes)
     if agreement is not None and agreement.reason.cancels:
         # torchrun passes the signal on, and so ends with a failure: that is no other one.
         report.outcome = "cancelled"
-        saved = "; the ranks had saved and left" if left and not failure else ""
-        report.why = agreement.reason.text + saved
+        report.why = "; ".join(filter(None, (agreement.reason.text, left)))
         report.exit_code = 128 + agreement.reason.number
+        if left and report.job:
+            report.next_step = f"`headrace cluster resubmit {report.job}` goes on from there."
     elif failure is not None:
         report.outcome, report.exit_code = "failed", failure.code
-        report.why = f"node {failure.node}: {failure.what}"
+        report.why = failure.what
         if failure.code == 128 + signal.SIGKILL:
             report.next_step = (
                 "Whom signal 9 ends has mostly run out of memory (the node's `dmesg` says so): ask for more "
@@ -342,12 +381,33 @@ def judge(
             report.next_step = " ".join(filter(None, (report.next_step, again)))
     elif agreement is not None and agreement.phase is StopPhase.LATE:
         report.outcome, report.exit_code = "failed", 128 + signal.SIGKILL
-        report.why = f"the ranks did not leave in time after {agreement.reason.text}"
+        report.why = f"{agreement.reason.text}; the ranks did not leave in time"
     elif agreement is not None and left:
         report.outcome, report.exit_code = "stopped", REQUEUE_EXIT
-        report.why = f"{agreement.reason.text}; the ranks have saved and left"
+        report.why = f"{agreement.reason.text}; {left}"
     else:
         report.outcome, report.exit_code = "completed", 0
+
+
+def _how_left(nodes: Sequence[NodeState]) -> str:
+    """How the ranks answered the request to leave; "" if they did not."""
+    notes = [note for node in nodes for note in node.notes if note.attends]
+    if not any(note.leaving for note in notes):
+        return ""
+    saved = {note.saved for note in notes}
+    if 0 not in saved:
+        return f"all ranks saved at step {min(saved):,} and left"
+    # Who saves by other means than `resume` says nothing of it.
+    return "not all ranks had saved" if any(saved) else "the ranks left"
+
+
+def resumed_at(nodes: Sequence[NodeState]) -> str:
+    """From where the ranks went on, in words; "" if they began anew, or have not said yet."""
+    notes = [note for node in nodes for note in node.notes if note.resumed]
+    if not notes:
+        return ""
+    steps, epoch, position = max((n.resumed, n.resumed_epoch, n.resumed_position) for n in notes)
+    return f"resumed at step {steps:,} (epoch {epoch}, position {position:,})"
 
 
 def add_notes(report: LaunchReport, nodes: Sequence[NodeState]) -> None:
@@ -357,6 +417,7 @@ def add_notes(report: LaunchReport, nodes: Sequence[NodeState]) -> None:
     notes = [note for node in nodes for note in node.notes if note.steps]
     if not notes:
         return
+    report.resumed = resumed_at(nodes)
     report.epoch = max(n.epoch for n in notes)
     last = [n for n in notes if n.epoch == report.epoch]
     report.position = max(n.position for n in last)
@@ -368,6 +429,8 @@ def add_notes(report: LaunchReport, nodes: Sequence[NodeState]) -> None:
 # -- the run's manifest --------------------------------------------------------------------------------
 
 _FOLDER = "headrace-runs"
+_CLOCKS_S = 60.0
+"""So far may clocks of nodes differ."""
 
 
 class RunRecord:
@@ -401,9 +464,10 @@ class RunRecord:
             "environment": relevant_environment(environment),
         }  # fmt: skip
 
-    def begin(self) -> None:
-        """Writes what is known before the ranks run: a run that is killed has a manifest, too."""
-        write_manifest(self.path, {**self._document, "result": {"outcome": "running"}})
+    def begin(self, resumed: str = "") -> None:
+        """Writes what is known while the ranks run: a run that is killed has a manifest, too."""
+        result = {"outcome": "running", "why": "", "resumed": resumed}
+        write_manifest(self.path, {**self._document, "result": result})
 
     def finish(self, report: LaunchReport, nodes: Sequence[NodeState]) -> None:
         """Writes all of it; LaunchError if it cannot be written."""
@@ -418,7 +482,32 @@ class RunRecord:
         }  # fmt: skip
         self._document["result"] = {
             "outcome": report.outcome, "why": report.why, "exit_code": report.exit_code,
+            "resumed": report.resumed,
             "wall_s": round(report.wall_s, 3), "staged_bytes": report.staged_bytes,
             "source_bytes": report.source_bytes, "remarks": report.remarks,
         }  # fmt: skip
         write_manifest(self.path, self._document)
+
+
+def told_by_run(
+    folder: Path, job: str, restarts: int, since_s: float, until_s: float | None = None
+) -> tuple[str, str]:
+    """What the newest launch in this life of a job says: why it ended, and from where it went on.
+
+    Args:
+        folder: the job's.
+        job: its id.
+        restarts: which life.
+        since_s: when the job was submitted; older manifests are of another job of that number.
+        until_s: when it ended; likewise.
+    """
+    paths = (path for path in Path(folder, _FOLDER).glob(f"{job}-{restarts}*.json"))
+    named = [path for path in paths if path.stem.removeprefix(f"{job}-{restarts}")[:1] in {"", "-"}]
+    if not named:
+        return "", ""
+    with contextlib.suppress(LaunchError, KeyError, TypeError):
+        manifest = read_manifest(max(named, key=lambda path: path.stat().st_mtime))
+        until_s = time.time() if until_s is None else until_s
+        if since_s - _CLOCKS_S < manifest["run"]["began_s"] < until_s + _CLOCKS_S:
+            return str(manifest["result"]["why"]), str(manifest["result"]["resumed"])
+    return "", ""

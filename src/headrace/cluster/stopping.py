@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,6 +29,7 @@ from headrace.errors import CheckpointNotFound, RankError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from types import TracebackType
 
 
 # -- stopping ------------------------------------------------------------------------------------------
@@ -62,7 +65,8 @@ class _Asked:
         address = os.environ.get(PAGE_VARIABLE)
         try:
             if address:
-                self.slot = RankSlot(address, local_rank())
+                self.slot = slot = RankSlot(address, local_rank())
+                _tell_failure(slot)
             elif which_rank().world_size > 1:
                 return  # nobody could make the ranks agree
         except RankError:  # not known which, so not alone
@@ -85,6 +89,17 @@ class _Asked:
         if not self.stopped:
             self.stopped = self.slot.check() if self.slot else bool(self.number)
         return self.stopped
+
+
+def _tell_failure(slot: RankSlot) -> None:
+    """Has the launcher know by which exception this process ends; it is printed as ever."""
+    prints = sys.excepthook
+
+    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        slot.failed(traceback.format_exception_only(kind, error)[-1].strip().partition("\n")[0])
+        prints(kind, error, trace)
+
+    sys.excepthook = tell
 
 
 def _state() -> _Asked:
@@ -150,7 +165,13 @@ class Resumed:
         self._parts = dict(parts)
         self._saved = -1
         self._load()
-        _state()  # the launcher waits for this process from now on, not from its first step
+        slot = (
+            _state().slot
+        )  # the launcher waits for this process from now on, not from its first step
+        if slot and self.restored:
+            loader = next(filter(_is_loader, self._parts.values()), None)
+            at = {"epoch": 0, "position": 0} if loader is None else loader.state_dict()
+            slot.resumed(self.steps, int(at["epoch"]), int(at["position"]))
 
     def _load(self) -> None:
         try:
@@ -178,7 +199,7 @@ class Resumed:
         slot = _state().slot
         for part in self._parts.values() if slot else ():
             # Where this rank's loader stands, for the run's manifest.
-            if slot and hasattr(part, "order_hash") and hasattr(part, "position"):
+            if slot and _is_loader(part):
                 state = part.state_dict()
                 slot.note(
                     epoch=int(state["epoch"]), position=int(state["position"]),
@@ -189,6 +210,8 @@ class Resumed:
             self.save()
         if stop:
             checkpoint.wait()
+            if slot:
+                slot.saved(self.steps)
         return stop
 
     def save(self) -> None:
@@ -198,6 +221,10 @@ class Resumed:
         parts = {name: _plain(part.state_dict()) for name, part in self._parts.items()}
         checkpoint.save({"steps": self.steps, "parts": parts}, self.folder, self.steps)
         self._saved = self.steps
+
+
+def _is_loader(part: Any) -> bool:
+    return hasattr(part, "order_hash") and hasattr(part, "position")
 
 
 def _plain(value: Any) -> Any:

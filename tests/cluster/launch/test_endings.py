@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -69,7 +70,7 @@ def test_after_a_rank_has_failed_nothing_is_left(launch, photos):
     assert code == 9, err
     assert launch.left() == []
     assert launch.report["outcome"] == "failed"
-    assert "ended with status 9" in err
+    assert re.search(r"rank 0 \(node n0\) ended with status 9$", err, re.MULTILINE)
 
 
 def test_after_a_rank_was_killed_nothing_is_left(launch, photos):
@@ -78,7 +79,7 @@ def test_after_a_rank_was_killed_nothing_is_left(launch, photos):
     code, _, err = launch.end()
     assert code == 128 + signal.SIGKILL, err
     assert launch.left() == []
-    assert "process 0 of the ranks was ended by SIGKILL" in launch.report["why"]
+    assert re.fullmatch(r"rank \d \(node n\d\) was ended by SIGKILL", launch.report["why"])
     assert "out of memory" in launch.report["next_step"]
     assert "next: " in err
 
@@ -92,6 +93,10 @@ def test_after_cancelling_everything_is_saved_and_nothing_is_left(launch, photos
     assert len({line.rpartition(" ")[2] for line in out.splitlines() if "leaves" in line}) == 1
     assert launch.left() == []
     assert launch.report["outcome"] == "cancelled"
+    steps = re.findall(r"leaves at step (\d+)", out)[0]
+    assert (
+        launch.report["why"] == f"asked to end (SIGTERM); all ranks saved at step {steps} and left"
+    )
     assert list((launch.folder / "checkpoints").glob("step-*/manifest.json"))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import signal
+import socket
 import sys
 
 import pytest
@@ -40,7 +42,13 @@ def test_a_job_that_is_sent_usr1_starts_again_where_it_stopped(launch, photos, t
     assert (status.state, status.restarts) == (JobState.COMPLETED, 1), text
     assert text.count("leaves at step") == 2, text
     assert f"job {job}: requeued, 2 nodes" in text
+    (steps,) = re.findall(
+        r"asked to start again \(SIGUSR1\); all ranks saved at step (\d+) and left", text
+    )
     assert f"job {job}, restart 1: completed, 2 nodes" in text
+    resumed = executor.with_run(status).resumed
+    assert resumed.startswith(f"resumed at step {steps} (epoch ")
+    assert f"; {resumed}; epoch 1, position 36" in text
     assert (seen_counts(launch.folder / "checkpoints", 2) == 1).all()
     assert until(lambda: not launch.left(), 15.0), launch.left()
 
@@ -72,7 +80,11 @@ def torchrun_job(tmp_path, script):
         ]
     )  # fmt: skip
     script = f"#!/bin/sh\nexec {words}\n".encode()
-    return executor, executor.submit(Submission(script, directory=tmp_path))
+    (tmp_path / "tmp").mkdir()
+    environment = {"TMPDIR": str(tmp_path / "tmp")}
+    return executor, executor.submit(
+        Submission(script, directory=tmp_path, environment=environment)
+    )
 
 
 @pytest.mark.parametrize(("script", "saved"), [(ASKS, 2), (DEAF, 0)], ids=["asks", "deaf"])
@@ -97,15 +109,19 @@ def test_a_job_under_torchrun_that_is_cancelled_ends_without_tracebacks(tmp_path
 @pytest.mark.parametrize(
     ("end", "status", "words"),
     [
-        ("os.kill(os.getpid(), 9)", 137, "of the ranks was ended by SIGKILL"),
-        ("os._exit(75)", 1, "failed"),  # which would ask for a new start
+        ("os.kill(os.getpid(), 9)", 137, "was ended by SIGKILL"),
+        ("os._exit(75)", 1, "ended with status 1"),  # 75 would ask for a new start
+        ("raise ValueError('no number')", 1, "ended with status 1: ValueError: no number"),
     ],
 )
 def test_a_job_under_torchrun_ends_with_the_status_of_the_rank_that_failed(
     tmp_path, end, status, words
 ):
     pytest.importorskip("torch")
-    script = f"import os, time\nif os.environ['RANK'] == '1':\n    {end}\ntime.sleep(300)\n"
+    script = (
+        "import os, time\nimport headrace as hr\nhr.cluster.should_stop()\n"
+        f"if os.environ['RANK'] == '1':\n    {end}\ntime.sleep(300)\n"
+    )
     executor, job = torchrun_job(tmp_path, script)
     try:
         (ended,) = executor.wait([job], 120.0)[job]
@@ -114,5 +130,9 @@ def test_a_job_under_torchrun_ends_with_the_status_of_the_rank_that_failed(
     text = (tmp_path / f"slurm-{job}.out").read_text()
     assert ended.exit_code == status, text
     assert f"headrace cluster resubmit {job}" in text
-    assert words in text
-    assert "Traceback" not in text
+    (cause,) = (line for line in text.splitlines()[-2:] if "cause: " in line)
+    assert executor.with_run(ended).why in cause
+    assert re.search(rf": rank 1 \(node {socket.gethostname()}\) {words}$", cause)
+    assert text.count("Traceback") == ("raise" in end)
+    assert not list((tmp_path / "tmp").iterdir())
+    assert "Root Cause" not in text  # torchrun's own page about it

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.cluster.launch.nodes import NodeState
 from headrace.cluster.launch.stop_page import (
     HOLD_S,
     SETTLE_S,
@@ -22,6 +23,7 @@ from headrace.cluster.launch.stop_page import (
     StopPhase,
     StopReason,
 )
+from headrace.cluster.manifest import RankFailure
 from headrace.errors import LaunchError
 
 USR1 = StopReason("SIGUSR1", True, signal.SIGUSR1, 10.0)
@@ -121,6 +123,30 @@ def test_a_page_that_is_none_is_refused(tmp_path):
     with pytest.raises(LaunchError, match="is for 2 ranks on this node, this is local rank 2"):
         RankSlot(page.address, 2)
     page.close()
+
+
+def test_the_rank_that_made_the_others_fail_is_named():
+    """Whoever loses a peer says so at once, before anybody has seen the peer's end."""
+    nodes, pages = [NodeState("a", 0), NodeState("b", 1)], [StopPage(2), StopPage(2)]
+    slots = [RankSlot(page.address, local) for page in pages for local in range(2)]
+
+    def cause() -> RankFailure | None:
+        for node, page in zip(nodes, pages, strict=True):
+            node.notes = page.notes()
+        return RankFailure.among(nodes)
+
+    slots[3].failed("OSError: seen by nobody yet")
+    assert cause() is None
+    pages[0].ended(0, 1)
+    nodes[0].codes = {"0": 1}
+    slots[0].failed("ConnectionError: closed by peer")
+    assert cause() == ("rank 3 (node b) ended with status 1: OSError: seen by nobody yet", 1)
+    pages[0].ended(1, -signal.SIGTERM)  # torchrun ends the others
+    assert cause().code == 1
+    pages[1].ended(0, -signal.SIGKILL)
+    assert cause() == ("rank 2 (node b) was ended by SIGKILL", 137)
+    for page in pages:
+        page.close()
 
 
 def test_an_agreement_takes_the_furthest_check_of_all_nodes():

@@ -24,7 +24,7 @@ from headrace.cluster.launch.nodes import LaunchNodes, NodeSpec, NodeStarts
 from headrace.cluster.launch.place import REQUEUE_EXIT, job_key
 from headrace.cluster.launch.plan import commands_for, program_of, settings_for
 from headrace.cluster.launch.stop_page import StopAgreement, StopPhase, StopReason
-from headrace.cluster.manifest import LaunchReport, RankFailure, add_notes, judge
+from headrace.cluster.manifest import LaunchReport, RankFailure, add_notes, judge, resumed_at
 from headrace.cluster.processes import adopt_orphans, end_descendants
 from headrace.errors import JobError, LaunchError
 from headrace.job.meeting import Meeting
@@ -65,6 +65,7 @@ class Conductor:
         launch: what, where and how.
         say: gets what is worth a line in the job's log.
         restarts: how often the program was begun before in this job.
+        resumed: gets from where the ranks go on, in words.
 
     Attributes:
         job: what the processes of the job call it: HEADRACE_JOB_ID.
@@ -72,8 +73,9 @@ class Conductor:
     """
 
     def __init__(
-        self, launch: Launch, say: Callable[[str], object] = len, *, restarts: int = 0
-    ) -> None:
+        self, launch: Launch, say: Callable[[str], object] = len, *, restarts: int = 0,
+        resumed: Callable[[str], object] = len,
+    ) -> None:  # fmt: skip
         self.place, self.options, self.plan, words = launch
         self.survivors: JobPlace | None = None
         self.report = LaunchReport(
@@ -81,7 +83,7 @@ class Conductor:
             ranks=self.plan.ranks,
         )  # fmt: skip
         self._program = program_of(words)
-        self._say = say
+        self._say, self._say_resumed = say, resumed
         self._token = secrets.token_hex(16)
         # An array's task by the number that Slurm counts with, as everybody else in the job knows it.
         is_slurm = self.place.scheduler == "slurm"
@@ -227,10 +229,14 @@ class Conductor:
                             message["name"] == "stage" and not begun and not self._is_staged()
                         )
                         self._remark(_helper_end(node, message, is_needed=is_needed))
+                case "beat" if "notes" in message and not self.report.resumed:
+                    self.report.resumed = resumed_at(self.nodes.all)
+                    self._say_resumed(self.report.resumed)
                 case "signal":
                     self._signals.append(message["number"])
                 case "failure":
-                    self._failure = RankFailure(node.name, message["what"], message["code"])
+                    what = f"node {node.name}: {message['what']}"
+                    self._failure = RankFailure(what, message["code"])
 
     def _lost(self) -> _NodesLost:
         lost = [n for n in self.nodes.all if n.lost and n.running != 0]
@@ -294,9 +300,8 @@ class Conductor:
         while any(n.running != 0 for n in self.nodes.all):
             self._receive(begun=True)
             now_s = time.monotonic()
-            self._failure = self._failure or RankFailure.among(self.nodes.all)
             lost = any(n.lost and n.running != 0 for n in self.nodes.all)
-            if self._failure or lost:
+            if self._failure or lost or RankFailure.among(self.nodes.all):
                 failed_s = failed_s or now_s
                 # A dead node shows by its silence; what fails on the others may be sooner.
                 all_answer = all(n.silent_s < now_s - failed_s for n in self.nodes.all if n.there)
@@ -307,7 +312,6 @@ class Conductor:
             self._answer_signals(now_s)
             if self._stop_is_over(now_s):
                 return
-        self._failure = self._failure or RankFailure.among(self.nodes.all)
 
     # -- stopping ---------------------------------------------------------------------------------
 
@@ -323,7 +327,9 @@ class Conductor:
             number = self._signals.pop(0)
             requeues = number == signal.SIGUSR1
             within_s = max(self.options.grace_s, before_s if requeues else 0.0)
-            self._ask(StopReason(signal.Signals(number).name, requeues, number, within_s), now_s)
+            name = signal.Signals(number).name
+            text = f"asked to start again ({name})" if requeues else f"asked to end ({name})"
+            self._ask(StopReason(text, requeues, number, within_s), now_s)
         if self._limit_s is not None and now_s > self._limit_s:
             self._limit_s = None
             left_s = self.place.left_s()
@@ -351,8 +357,7 @@ class Conductor:
         if agreement.counted([n.held for n in self.nodes.all if n.there], now_s):
             self.nodes.send("stop_at", check=agreement.check)
             if agreement.phase is StopPhase.LEAVING:
-                at = f"{agreement.check:,}"
-                self._say(f"{reason.text}: all ranks save and leave at their check {at}")
+                self._say(f"{reason.text}: all ranks save and leave after the same step")
             # The script asks nobody whether to stop: it gets the signal itself, if it knows what that is.
             elif reason.number == signal.SIGUSR1:
                 self.nodes.send("forward", number=int(signal.SIGUSR1))
@@ -363,7 +368,7 @@ class Conductor:
                 )
         if agreement.late(now_s):
             self._remark(
-                f"the ranks did not leave within {reason.within_s:g} s of {reason.text}, and were ended"
+                f"{reason.text}: the ranks did not leave within {reason.within_s:g} s, and were ended"
             )
             return True
         return agreement.phase is StopPhase.NOBODY and reason.cancels
@@ -414,7 +419,9 @@ class Conductor:
             if self._go_on_with_survivors():
                 return
         else:
-            judge(self.report, self.nodes.all, self._failure, self._agreement)
+            # All have said by now what they saw of it.
+            failure = self._failure or RankFailure.among(self.nodes.all)
+            judge(self.report, self.nodes.all, failure, self._agreement)
             if self.report.outcome != "stopped" or reason is None or not reason.requeue:
                 return
         if self.options.requeue and self.place.is_requeued_when_asked():

@@ -105,6 +105,8 @@ class Supervisor:
         self._helpers: dict[int, str] = {}
         self._ranks: dict[int, int] = {}
         self._ended: dict[int, int] = {}
+        self._one_each = False
+        self._resumed = [0] * spec.ranks
         self._beat_s = 0.0
         self._held_s = float("inf")
         self._over = False
@@ -189,7 +191,11 @@ class Supervisor:
     def _beat(self) -> None:
         if time.monotonic() - self._beat_s > BEAT_S:
             self._beat_s = time.monotonic()
-            self._connection.send("beat")
+            notes = self._page.notes()
+            resumed = [note.resumed for note in notes]
+            told = {"notes": notes} if resumed != self._resumed else {}
+            self._resumed = resumed
+            self._connection.send("beat", **told)
 
     # -- what the first node says -----------------------------------------------------------------
 
@@ -223,6 +229,7 @@ class Supervisor:
         if message["page"]:
             common[PAGE_VARIABLE] = self._page.address
         ranks = zip(message["commands"], message["environments"], strict=True)
+        self._one_each = len(message["commands"]) == self._spec.ranks
         for number, (command, own) in enumerate(ranks):
             try:
                 self._ranks[_start(command, {**common, **own})] = number
@@ -239,7 +246,10 @@ class Supervisor:
                 name = self._helpers.pop(pid)
                 self._connection.send("helper_ended", name=name, code=code, log=self._log_of(name))
             elif pid in self._ranks:
-                self._ended[self._ranks.pop(pid)] = code
+                number = self._ranks.pop(pid)
+                self._ended[number] = code
+                if self._one_each:  # else they are torchrun's or mpirun's
+                    self._page.ended(number, code)
                 self._say_rank_ends()
 
     def _say_rank_ends(self) -> None:

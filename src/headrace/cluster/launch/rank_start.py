@@ -15,20 +15,29 @@ TORCHRUN = "--torchrun"
 
 
 def torchrun() -> None:
-    """torchrun, without its own traceback where a signal ends it or a rank fails: with that rank's status."""
+    """torchrun, which leaves it to the launcher to say how its ranks ended."""
+    import logging
+
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    from headrace.cluster.launch.stop_page import PAGE_VARIABLE, RankSlot
+
+    if "LOGLEVEL" not in os.environ:  # torchrun's own variable: who sets it wants to read all
+        logging.disable(logging.ERROR)
+    # Else it leaves a folder in TMPDIR behind; this one ends with the launch.
+    logs = f"--log-dir={os.environ['HEADRACE_RUNTIME_DIR']}-torchrun"
     try:
-        run.main(sys.argv[2:])
+        run.main([logs, *sys.argv[2:]])
     except SignalException as e:
         sys.exit(128 + e.sigval)
     except ChildFailedError as e:
-        sys.stderr.write(f"{e}\n")
-        code = e.get_first_failure()[1].exitcode
+        first = e.get_first_failure()[1]  # torchrun has ended the others
+        slot = RankSlot(os.environ[PAGE_VARIABLE], first.local_rank, attends=False)
         # 75 is for a launch that has saved and left: it asks for a new start.
-        sys.exit(128 - code if code < 0 else 1 if code == os.EX_TEMPFAIL else code)
+        slot.ended(1 if first.exitcode == os.EX_TEMPFAIL else first.exitcode)
+        sys.exit(1)
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ Shared memory without a name (memfd) that the node's supervisor makes and its ra
 it costs a rank a microsecond per step. All values are aligned 64-bit words, written whole:
 
     header   MAGIC, version, ranks, hold, stop_at
-    slot     one for each local rank: arriving, leaving, process id, epoch, position, order hash, seed, steps
+    slot     one for each local rank: the numbers of `RankNote`, the text's length, and the text
 
 Ranks that train together must leave together: one that stops a step earlier than the others leaves them
 waiting in a collective for ever. So:
@@ -38,20 +38,33 @@ SETTLE_S = 0.05
 """Between `hold` and looking at the counts: any write before a look is seen long before."""
 
 _MAGIC = 0x45474150_4C525248  # "HRRLPAGE"
-_VERSION = 1
+_VERSION = 2
 _HEADER_WORDS = 8
-_SLOT_WORDS = 8
+_SLOT_WORDS = 40
 _RANKS_MAX = 4096
 _WAIT_S = 60.0
 _POLL_S = 0.002
 _HOLD, _STOP_AT = 3, 4
 _ARRIVING, _LEAVING, _PID, _EPOCH = range(4)
+_SAVED, _RESUMED, _CODE, _FAILED, _LENGTH, _TEXT = 8, 9, 12, 13, 14, 15
+_TEXT_BYTES = 8 * (_SLOT_WORDS - _TEXT)
 
 
 class RankNote(NamedTuple):
-    """A slot: how often a rank asked whether to stop, whether it leaves, its process, where its loader is.
+    """A slot: what a rank, or torchrun for it, has said.
 
-    `steps` are of the whole run, restarts included.
+    Attributes:
+        checks: how often it asked whether to stop.
+        leaving: whether it was told to, and leaves.
+        pid: its process; 0: its script does not take part.
+        epoch, position, order_hash, seed: where its loader is.
+        steps: of the whole run, restarts included.
+        saved: steps at the last save that is whole on the disk; 0: none.
+        resumed, resumed_epoch, resumed_position: steps of the checkpoint that it began from, and where its
+            loader stood then; 0: it began anew.
+        code: its exit status as shells have it, 128 + its signal; 0: it ended well, or runs.
+        failed_ns: when it failed, by its node's clock.
+        error: last line of the exception that ended it; "" where none is known.
     """
 
     checks: int
@@ -62,6 +75,13 @@ class RankNote(NamedTuple):
     order_hash: int
     seed: int
     steps: int
+    saved: int
+    resumed: int
+    resumed_epoch: int
+    resumed_position: int
+    code: int
+    failed_ns: int
+    error: str
 
     @property
     def attends(self) -> bool:
@@ -104,8 +124,12 @@ class StopPage:
     def notes(self) -> list[RankNote]:
         """What each rank has written."""
         words = self._words[_HEADER_WORDS:].tolist()
-        starts = range(0, len(words), _SLOT_WORDS)
-        return [RankNote(*words[at : at + _SLOT_WORDS]) for at in starts]
+        slots = (words[at : at + _SLOT_WORDS] for at in range(0, len(words), _SLOT_WORDS))
+        return [RankNote._make([*slot[:_LENGTH], _text_of(slot)]) for slot in slots]
+
+    def ended(self, local_rank: int, status: int) -> None:
+        """Notes how a rank ended, where nobody who knows better has done so."""
+        _note_end(self._words, _HEADER_WORDS + _SLOT_WORDS * local_rank, status)
 
     def close(self) -> None:
         """Gives the memory back; ranks that have mapped it keep it."""
@@ -116,10 +140,21 @@ class StopPage:
             self.fd = -1
 
 
-class RankSlot:
-    """A rank's end."""
+def _note_end(words: memoryview, at: int, status: int) -> None:
+    words[at + _CODE] = words[at + _CODE] or (status if status >= 0 else 128 - status)
+    words[at + _FAILED] = words[at + _FAILED] or (time.time_ns() if status else 0)
 
-    def __init__(self, address: str, local_rank: int) -> None:
+
+def _text_of(slot: list[int]) -> str:
+    return struct.pack(f"={_SLOT_WORDS}Q", *slot)[8 * _TEXT :][: slot[_LENGTH]].decode(
+        errors="replace"
+    )
+
+
+class RankSlot:
+    """A rank's end; torchrun has one, too, for each of its ranks (`attends` is False)."""
+
+    def __init__(self, address: str, local_rank: int, *, attends: bool = True) -> None:
         try:
             fd = os.open(address, os.O_RDWR | os.O_CLOEXEC)
         except OSError as e:
@@ -146,7 +181,8 @@ class RankSlot:
         self._words = memoryview(self._memory).cast("Q")
         self._at = _HEADER_WORDS + _SLOT_WORDS * local_rank
         self._checks = 0
-        self._words[self._at + _PID] = os.getpid()
+        if attends:
+            self._words[self._at + _PID] = os.getpid()
 
     def check(self) -> bool:
         """Whether to leave now; True on every rank of the job at the same check."""
@@ -169,7 +205,29 @@ class RankSlot:
     def note(self, *, epoch: int, position: int, order_hash: int, seed: int, steps: int) -> None:
         """Says where the loader stands, for the run's manifest."""
         values = (epoch, position, order_hash, seed, steps)
-        for at, value in enumerate(values, self._at + _EPOCH):
+        self._write(_EPOCH, *values)
+
+    def saved(self, steps: int) -> None:
+        """Says that what was saved after this step is whole on the disk."""
+        self._write(_SAVED, steps)
+
+    def resumed(self, steps: int, epoch: int, position: int) -> None:
+        """Says from where the rank goes on."""
+        self._write(_RESUMED, steps, epoch, position)
+
+    def ended(self, status: int) -> None:
+        """Says for a rank how it ended; negative: by this signal."""
+        _note_end(self._words, self._at, status)
+
+    def failed(self, text: str) -> None:
+        """Says by which exception the rank ends."""
+        data = text.encode(errors="replace")[:_TEXT_BYTES]
+        words = struct.unpack(f"={_SLOT_WORDS - _TEXT}Q", data.ljust(_TEXT_BYTES, b"\0"))
+        self._write(_TEXT, *words)
+        self._write(_FAILED, time.time_ns(), len(data))
+
+    def _write(self, first: int, *values: int) -> None:
+        for at, value in enumerate(values, self._at + first):
             self._words[at] = value
 
 
