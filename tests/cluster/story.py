@@ -108,7 +108,9 @@ def tell(
     write_real_images(folder / "images", PER_CLASS)
     shutil.copy(TRAINER, folder / "train.py")
     (script,) = (b.text for b in blocks_of(PAGE) if b.remarks.get("file") == "job.sh")
-    (folder / "job.sh").write_text(script)
+    (folder / "job.sh").write_text(
+        script.replace("train.py", "train.py checkpoints steps --pace 0.8")
+    )
 
     terminal.type("headrace cluster init --out site.yaml")
     submit = "headrace cluster batch --nodes 2 --gpus 2 --time 10m job.sh"
@@ -180,6 +182,7 @@ _VARIES = {
     r"^(wasted GPU-hours:).*": r"\1",
     r"(is lost:).*": r"\1",
     r"\border [0-9a-f]{16}": "order",
+    r"[,;] resumed at step [\d,]+ \(.*?\)": "",  # not known yet when a status was asked for early
     r"\brestart \d": "restart",
     r"node\[[\d,-]+\]": "node[]",
     r"-([a-h])\1{7}\b": "-node",
