@@ -222,10 +222,17 @@ def test_the_files_of_an_accelerator(tmp_path):
 )
 def test_a_run_beside_other_programs_says_so(others, said):
     document = summary(hosts=[{"cpu_count": 4, "memory_gb": 1.0}], cpu_use=CpuUse(0.5, others))
+    assert document["headrace"]["bound"] == "storage"
     lines = [line for line in metric_lines(document) if line.startswith("other programs")]
     assert [text for text in said if text in "".join(lines)] == said
     assert len(lines) == len(said)
     json.dumps(document, allow_nan=False)
+
+
+def test_a_run_that_found_every_processor_busy_says_nothing_of_the_storage():
+    document = summary(hosts=[{"cpu_count": 4, "memory_gb": 1.0}], cpu_use=CpuUse(0.5, 3.4))
+    assert document["headrace"]["bound"] == "processors"
+    assert not [line for line in metric_lines(document) if line.startswith("other programs")]
 
 
 def test_ranks_of_a_host_are_none_of_its_other_programs():

@@ -1,5 +1,7 @@
 """The formulas against timelines that were worked out by hand."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -17,6 +19,7 @@ from headrace.bench.metrics import (
     shares_of,
     verdict_of,
 )
+from headrace.machine.host import CpuUse
 
 DEFAULT = StepWindow(1, 0)
 
@@ -177,6 +180,16 @@ def test_what_came_from_the_page_cache_is_not_called_the_storages(au, bound, mes
     assert message in result.reason
     assert "says nothing about the storage" in result.reason
     assert "storage keeps up" in verdict_of(99.5, None, shares, 0.0, 0.1, cached=0.4).reason
+
+
+@pytest.mark.parametrize(("own", "others", "bound"), [
+    (0.2, 1.8, "processors"), (1.9, 0.0, "processors"), (0.2, 1.0, "storage"), (0.2, math.nan, "storage"),
+])  # fmt: skip
+def test_a_wait_beside_busy_processors_is_not_called_the_storages(own, others, bound):
+    shares = shares_of([block([0.3] * 3, [1.0] * 3)], DEFAULT)
+    result = verdict_of(70, None, shares, 0.0, 0.1, cpu_use=CpuUse(own, others), cpus=2)
+    assert result.bound == bound
+    assert (f"other programs {others:.1f};" in result.reason) == (bound == "processors")
 
 
 def test_a_result_is_called_storage_bound_only_when_the_harness_is_not():

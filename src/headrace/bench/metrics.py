@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
+from headrace.machine.host import CpuUse
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -293,7 +295,7 @@ _LOSS_LEAST = 1.0
 class BoundVerdict(NamedTuple):
     """What bounds a run, and why, with figures."""
 
-    bound: Literal["compute", "storage", "page cache", "harness"]
+    bound: Literal["compute", "storage", "page cache", "processors", "harness"]
     reason: str
 
 
@@ -305,6 +307,9 @@ _NOT_COLD: Final = (
     f"{_SAYS_NOTHING}read more data than this host's memory holds, or put them out of it and read them once "
     "(headrace bench run --cold)"
 )
+_UNKNOWN: Final = CpuUse()
+_BUSY_LEAST: Final = 0.9
+"""Of the processors: with more of them busy, what waits may wait for one."""
 CACHED_LEAST: Final = 0.5
 """Of a run's bytes: with more from the page cache it is that which was measured."""
 
@@ -329,11 +334,14 @@ def cached_share(
     return max(0.0, 1 - counted)
 
 
-def verdict_of(  # noqa: PLR0911, PLR0917 - all that is known
+def verdict_of(  # noqa: C901, PLR0911, PLR0917 - all that is known
     au: float, ceiling_au: float | None, shares: TimeShares, late_p99_s: float, step_s: float,
-    accelerators: int = 1, cached: float | None = None,
+    accelerators: int = 1, cached: float | None = None, cpu_use: CpuUse = _UNKNOWN, cpus: int = 0,
 ) -> BoundVerdict:  # fmt: skip
-    """Decide what lost the accelerators' time; of the bytes `cached` is the page cache's share, if known."""
+    """Decide what lost the accelerators' time; of the bytes `cached` is the page cache's share, if known.
+
+    Where all `cpus` of the hosts were busy, nobody can tell waiting for data from waiting for a processor.
+    """
     source: Literal["storage", "page cache"] = "storage"
     instead = ""
     if cached is not None and cached >= CACHED_LEAST:
@@ -364,4 +372,8 @@ def verdict_of(  # noqa: PLR0911, PLR0917 - all that is known
         waited += f", {barrier:.1%} to waiting at the barrier for others that did"
     if ceiling_au is not None:
         waited += f"; without storage AU is {ceiling_au:.2f} %"
+    if sum(cpu_use) >= _BUSY_LEAST * cpus:
+        waited += f", while this run had {cpu_use.own:.1f} of {cpus} processors and other programs "
+        waited += f"{cpu_use.others:.1f}"
+        return BoundVerdict("processors", f"{waited}{_NOT_THE_STORAGE}")
     return BoundVerdict(source, f"{waited}{instead}")

@@ -474,12 +474,15 @@ class Probe:
     """Whether most of what it read came from the page cache."""
 
 
+_TOO_BUSY: Final = (
+    "its {processors} did not keep up with emulating them. Give it less to do besides, longer steps, or more "
+    "hosts (bench run under mpirun)"
+)
 _UNTRIED: Final = {
-    "harness": "its {processors} did not keep up with emulating them. Give it less to do besides, longer "
-    "steps, or more hosts (bench run under mpirun)",
+    "harness": _TOO_BUSY, "processors": _TOO_BUSY,
     "compute": "they did not wait for data but for one another's steps, which compute for unequal times. Give "
     "all the same (train.computation_time without stdev), or an --until that allows for it",
-}
+}  # fmt: skip
 """Limits of a run that are not the storage's: why, and what to do."""
 
 

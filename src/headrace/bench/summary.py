@@ -322,6 +322,7 @@ def _of_training(workload: Workload, run: BenchRecord) -> dict[str, Any]:
     cached = metrics.cached_share(run.nbytes, run.device_bytes, resident, passes)
     verdict = metrics.verdict_of(
         float(np.mean(aus)), ceiling_au, shares, late.get("p99", 0.0), step_s, run.accelerators, cached,
+        run.cpu_use, sum(host["cpu_count"] for host in run.hosts),
     )  # fmt: skip
     formulas: tuple[metrics.Formula, ...] = ("upstream", "mlcommons")
     return {
@@ -403,7 +404,7 @@ def metric_lines(summary: dict[str, Any]) -> list[str]:
         ]
         lines += [f"ends of steps were noticed {', '.join(late)}"] if late else []
         others, cpus = own["other_cpus"] or 0.0, sum(summary["host_cpu_count"])
-        if others >= OTHERS_MANY * cpus:
+        if own["bound"] not in {"compute", "processors"} and others >= OTHERS_MANY * cpus:
             waited = "a wait for data may have been one for a processor"
             lines.append(f"other programs had {others:.1f} of {cpus} processors: {waited}")
     return lines
