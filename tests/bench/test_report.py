@@ -303,6 +303,11 @@ def test_a_change_that_is_too_small_to_print_has_no_minus(tmp_path):
     assert not [line for line in lines if "-0.00%" in line]
 
 
+def test_megabytes_are_of_ten_to_the_six_wherever_they_are_shown(tmp_path):
+    io = rows_of(both(tmp_path))["io"]
+    assert (io.a.mean, io.measure.unit) == (pytest.approx(16 * 2**20 / 1e6), "MB/s")
+
+
 def test_throughputs_by_other_formulas_are_computed_anew_or_left_out(tmp_path):
     """Upstream's formula makes less than nothing of a step, which was a change of millions of percent."""
     by_formula = {"upstream": 4.0, "mlcommons": 8.0}

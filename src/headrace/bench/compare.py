@@ -33,7 +33,12 @@ class RunMeasure(NamedTuple):
     """Where summary.json has it."""
     per: str = ""
     """Where summary.json has what it is divided by, for shares in percent."""
+    scale: float = 1.0
+    """What its number is multiplied by: DLIO's MB and GB are MiB and GiB, ours are powers of ten."""
 
+
+_MB: Final = 2**20 / 10**6
+_GB: Final = 2**30 / 10**9
 
 MEASURES: Final = tuple(RunMeasure(*row) for row in (
     ("accelerators", "accelerators", "", None, "num_accelerators"),
@@ -41,7 +46,8 @@ MEASURES: Final = tuple(RunMeasure(*row) for row in (
     ("au_mlperf", "AU by MLPerf's formula", "%", "more", "headrace.au_mlperf_percent"),
     ("ceiling_au", "AU without storage", "%", "more", "headrace.ceiling_au_percent"),
     ("throughput", "throughput", "samples/s", "more", "metric.train_throughput_mean_samples_per_second"),
-    ("io", "throughput in bytes (nominal)", "MiB/s", "more", "metric.train_io_mean_MB_per_second"),
+    ("io", "throughput in bytes (nominal)", "MB/s", "more", "metric.train_io_mean_MB_per_second",
+     "", _MB),
     ("wait_share", "time waiting for data", "%", "less", "headrace.time.wait_s", "headrace.time.total_s"),
     ("barrier_share", "time at the barrier", "%", "less", "headrace.time.barrier_s", "headrace.time.total_s"),
     ("harness_share", "time lost by the harness", "%", "less",
@@ -64,11 +70,12 @@ MEASURES: Final = tuple(RunMeasure(*row) for row in (
     ("eval_throughput", "throughput of evaluation", "samples/s", "more",
      "metric.eval_throughput_mean_samples_per_second"),
     ("checkpoint_s", "a checkpoint's time", "s", "less", "metric.save_checkpoint_duration_mean_seconds"),
-    ("checkpoint_rate", "a checkpoint's rate", "GiB/s", "more", "metric.save_checkpoint_io_mean_GB_per_second"),
+    ("checkpoint_rate", "a checkpoint's rate", "GB/s", "more", "metric.save_checkpoint_io_mean_GB_per_second",
+     "", _GB),
     ("checkpoint_blocking", "training stood still for one", "s", "less", "headrace.checkpoint.blocking_s.mean"),
-    ("checkpoint_size", "a checkpoint's size", "GiB", None, "metric.checkpoint_size_GB"),
+    ("checkpoint_size", "a checkpoint's size", "GB", None, "metric.checkpoint_size_GB", "", _GB),
     ("load_s", "reading a checkpoint back", "s", "less", "metric.load_checkpoint_duration_mean_seconds"),
-    ("load_rate", "its rate", "GiB/s", "more", "metric.load_checkpoint_io_mean_GB_per_second"),
+    ("load_rate", "its rate", "GB/s", "more", "metric.load_checkpoint_io_mean_GB_per_second", "", _GB),
 ))  # fmt: skip
 """In the order of tables."""
 
@@ -94,7 +101,7 @@ def value_of(summary: dict[str, Any], measure: RunMeasure) -> float | None:
     """The measure's value in a summary.json, or None where it has none."""
     value = number_at(summary, measure.path)
     if value is None or not measure.per:
-        return value
+        return None if value is None else value * measure.scale
     whole = number_at(summary, measure.per)
     return 100 * value / whole if whole else None
 

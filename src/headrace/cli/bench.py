@@ -254,6 +254,7 @@ def _storage_lines(document: dict[str, Any]) -> Iterator[str]:
     mount = document["provenance"]["mount"]
     past = "past the page cache" if document["direct"] else "through the page cache"
     yield f"{document['path']}: {mount.get('type', '?')} on {mount.get('source', '?')}, {past}"
+    yield "one run: each line was measured once; the next run tells how far figures vary"
     for name, rates in document["sequential"].items():
         by_threads = ", ".join(f"{rate_text(rate)} by {n}" for n, rate in rates.items())
         yield f"{'sequential ' + name.split('_')[0]:<18} {by_threads} at a time"
@@ -325,7 +326,7 @@ def sweep(
 
     def report_probe(probe: Probe) -> None:
         value = measure_text(probe.value, condition.measure.unit)
-        fed = "too many" if probe.over else "fed"
+        fed = "not fed" if probe.over else "fed"
         number = counted(probe.accelerators, "accelerator")
         output.remark(f"{number}: {condition.measure.name} {value}: {fed}")
 
@@ -357,16 +358,19 @@ def _print_sweep(output: Output, result: Sweep, condition: Condition, simulate: 
     from headrace.bench.summary import NOT_MLPERF
     from headrace.pages.html import measure_text
 
-    cells: list[tuple[str, ...]] = [("accelerators", "AU", "samples/s", "MiB/s", "bound by", "")]
+    cells: list[tuple[str, ...]] = [("accelerators", "AU", "samples/s", "MB/s", "bound by", "fed")]
     for probe in result.probes:
         values = [
             measure_text(probe.measures[name], unit) if name in probe.measures else "-"
             for name, unit in (("au", "%"), ("throughput", ""), ("io", ""))
         ]
         cells.append((
-            str(probe.accelerators), *values, probe.bound, "too many" if probe.over else "fed",
+            str(probe.accelerators), *values, probe.bound, "no" if probe.over else "yes",
         ))  # fmt: skip
     lines = aligned(cells)
+    lines.append(
+        f"fed: {condition.written} does not hold; bound by: what took the rest of the time"
+    )
     if (over := result.first_over) is not None:
         lines.append(f"with {over.accelerators}: {over.bound_reason}")
     if simulate is not None:
@@ -525,7 +529,7 @@ def _explained(summary: dict[str, Any]) -> Iterator[str]:
     if own["bytes"]:
         yield (
             f"read {own['bytes'] / 1e9:.3f} GB, {own['device_bytes'] / 1e9:.3f} GB of it from the "
-            f"device, at {own['cpu_s_per_gb']:.2f} CPU s/GB"
+            f"device, at {own['cpu_s_per_gb']:.2f} CPU s/GB (GB: 10^9 bytes; DLIO's in [METRIC] 2^30, MB 2^20)"
         )
     share = own["residency_before"].get("share")
     if share is not None:
