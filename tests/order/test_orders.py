@@ -9,12 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import OrderError
-from headrace.order import Balanced, Blocked, Mixed, Sequential, Shuffled, Weighted
+from headrace.order import Balanced, Blocked, Mixed, Sequential, Shuffled, Subset, Weighted
 
 LABELS = np.arange(97) % 7 - 1
 ORDERS = {
     "sequential": Sequential(97),
     "shuffled": Shuffled(97, seed=5),
+    "subset": Subset(np.arange(96, 36, -1), 97, seed=5),
+    "stored subset": Subset(np.arange(90), 97, shuffle=False),
     "shuffled by network": Shuffled(5001, seed=5),
     "blocked": Blocked(97, block_samples=8, window_blocks=3, seed=5),
     "balanced": Balanced(LABELS, seed=5, epoch_length=130),
@@ -103,6 +105,17 @@ def test_shuffled_delivers_every_sample_once_in_every_epoch(n):
         assert np.array_equal(np.sort(order.indices(epoch, 0, n)), np.arange(n))
 
 
+def test_a_subset_delivers_the_chosen_once_shuffled_or_as_given():
+    chosen = np.arange(96, 36, -1)
+    shuffled, stored = Subset(chosen, 97, seed=1), Subset(chosen, 97, shuffle=False)
+    epochs = [shuffled.indices(epoch, 0, 60) for epoch in range(2)]
+    assert [sorted(epoch.tolist()) for epoch in epochs] == [sorted(chosen.tolist())] * 2
+    assert epochs[0].tolist() != epochs[1].tolist()
+    assert stored.indices(1, 0, 60).tolist() == chosen.tolist()
+    chosen[:] = 0  # the order has its own
+    assert np.array_equal(shuffled.indices(0, 0, 60), epochs[0])
+
+
 def test_a_huge_epoch_starts_at_once():
     order = Shuffled(2**48, seed=1)
     assert len(np.unique(order.indices(0, 2**48 - 100, 2**48))) == 100
@@ -118,6 +131,11 @@ def test_a_huge_epoch_starts_at_once():
         (lambda: Sequential(0), "samples is 0"),
         (lambda: Blocked(10, 0, 1), "block_samples is 0"),
         (lambda: Blocked(10, 1, 0), "window_blocks is 0"),
+        (lambda: Subset([], 10), r"chosen has shape \(0,\)"),
+        (lambda: Subset([True] * 10, 10), "type bool, expected indices"),
+        (lambda: Subset([3, 10], 10), "chosen has 10, expected indices from 0 to 9"),
+        (lambda: Subset([3, -1], 10), "chosen has -1"),
+        (lambda: Subset([3, 4, 3], 10), "samples more than once"),
     ],
 )
 def test_wrong_parameters_are_named(make, message):

@@ -1,6 +1,6 @@
 """Order: which sample comes when, who takes it, and where a run stands.
 
-* order: what every order is; `shuffled` (also sequential and blocked), `weighted` (also balanced),
+* order: what every order is; `shuffled` (also sequential, blocked and subset), `weighted` (also balanced),
   `opportunistic` and `mixed`: the kinds
 * windows: rows of tokens, cut or packed of documents (imported by those who read tokens)
 * slices: ranks and steps
@@ -16,7 +16,7 @@ from headrace.order.mixed import Mixed
 from headrace.order.opportunistic import Opportunistic
 from headrace.order.order import Order
 from headrace.order.randomness import Randomness
-from headrace.order.shuffled import Blocked, Sequential, Shuffled
+from headrace.order.shuffled import Blocked, Sequential, Shuffled, Subset
 from headrace.order.slices import Share, Slices, Tail
 from headrace.order.state import OrderState
 from headrace.order.weighted import Balanced, Weighted
@@ -35,6 +35,7 @@ __all__ = [
     "Share",
     "Shuffled",
     "Slices",
+    "Subset",
     "Tail",
     "Weighted",
     "combine_hashes",

@@ -1,9 +1,9 @@
-"""Orders in which every sample comes exactly once an epoch: `Sequential`, `Shuffled`, `Blocked`.
+"""Orders in which every sample comes exactly once an epoch: `Sequential`, `Shuffled`, `Subset`, `Blocked`.
 
 `Shuffled`, the default of training, is an exact random permutation of the whole data, another one in
 every epoch. No buffer, no window, no list: the place of a sample is computed from (seed, epoch,
 position), so an epoch of 2^48 samples starts as fast as one of ten. `Sequential` is for validation, for
-export, and for measuring what random order costs.
+export, and for measuring what random order costs. `Subset` is either, of chosen samples.
 
 `Blocked` (the chunk batching of DLFS) is for tiny samples, where one read per sample would be all
 overhead. The data is cut into blocks of consecutive samples; the blocks come in an exact random order
@@ -16,14 +16,15 @@ positions behind it move up by what it lacks. So every sample still comes exactl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headrace._native import Permutation
+from headrace.errors import OrderError
 from headrace.order.hash import SAMPLES_MAX, Purpose, derive_key, keyed
-from headrace.order.order import EPOCH_MAX, SEED_MAX, Order, checked
+from headrace.order.order import EPOCH_MAX, SEED_MAX, Order, checked, digest_of
 from headrace.order.randomness import Randomness
 
 if TYPE_CHECKING:
@@ -94,6 +95,74 @@ class Shuffled(Order):
     def _indices(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
         key = derive_key(self.seed, Purpose.SHUFFLED, epoch)
         return keyed(self.samples, key).range(start, stop)
+
+
+@dataclass(frozen=True, eq=False)
+class Subset(Order):
+    """Chosen samples alone, each once an epoch: the training or the validation part of one store.
+
+    Memory: 8 bytes per chosen sample.
+
+    Args:
+        chosen: indices of samples, each once, shape (k,).
+        samples: the number of samples in the data.
+        seed: another seed, another sequence of epochs.
+        shuffle: False: in the given order, in every epoch.
+
+    Raises:
+        OrderError: nothing is chosen, a sample twice, or one that is not there; or the seed is out of bounds.
+    """
+
+    chosen: InitVar[npt.ArrayLike]
+    samples: int
+    seed: int = 0
+    shuffle: bool = True
+    chosen_digest: str = field(init=False)
+    _chosen: npt.NDArray[np.int64] = field(init=False, repr=False)
+
+    def __post_init__(self, chosen: npt.ArrayLike) -> None:
+        given = np.asarray(chosen)
+        if given.ndim != 1 or not given.size or given.dtype.kind not in "iu":
+            raise OrderError(
+                f"chosen has shape {given.shape} and type {given.dtype}, expected indices of samples",
+            )
+        samples = checked("samples", self.samples, 1, SAMPLES_MAX)
+        if int(given.min()) < 0 or int(given.max()) >= samples:
+            wrong = given.min() if given.min() < 0 else given.max()
+            raise OrderError(f"chosen has {wrong}, expected indices from 0 to {samples - 1}")
+        array = np.array(given, np.int64)
+        if np.unique(array).size < array.size:
+            raise OrderError("chosen has samples more than once, expected each once")
+        values = {
+            "samples": samples,
+            "seed": checked("seed", self.seed, 0, SEED_MAX),
+            "chosen_digest": digest_of(array.data),
+            "_chosen": array,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def length(self) -> int:
+        """The number of chosen samples."""
+        return self._chosen.size
+
+    def describe(self) -> dict[str, Any]:
+        """Say what identifies the sequence, ready for JSON; the chosen by their digest."""
+        return {
+            "mode": "subset", "samples": self.samples, "seed": self.seed, "shuffle": self.shuffle,
+            "length": self.length, "chosen": self.chosen_digest,
+        }  # fmt: skip
+
+    def randomness(self) -> Randomness:
+        """Return that of the chosen samples' order: a full shuffle's, or 0."""
+        return Randomness.of_shuffled() if self.shuffle else Randomness.of_sequential()
+
+    def _indices(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
+        if not self.shuffle:
+            return self._chosen[start:stop].copy()
+        key = derive_key(self.seed, Purpose.SHUFFLED, epoch)
+        return self._chosen[keyed(self.length, key).range(start, stop)]
 
 
 @dataclass(frozen=True, eq=False)
