@@ -184,6 +184,12 @@ def _name_all_words(error: Any) -> None:
     error.param_hint = error.param_hint or f"'{' '.join(each.metavar for each in arguments)}'"
 
 
+_NO_EXPLAIN = (
+    "No such command 'explain'. `headrace top` says what programs wait for now, `headrace report` what a run "
+    "waited for; `hr.explain(loader)` is Python's."
+)
+
+
 class _Interrupted(Exception):
     """Ctrl-C in a command, its cause: typer would end the program itself, and lose what the cause says."""
 
@@ -215,6 +221,15 @@ class _Commands(TyperGroup):
             verbose = any(re.match(r"--verbose$|-[^-]*v", word) for word in ours)
             code = report(cause or e, as_json=as_json, verbose=verbose)
         sys.exit(code or exit_codes.OK)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Finds the command; who looks for Python's `explain` is told where it is."""
+        try:
+            return super().resolve_command(ctx, args)
+        except typer.TyperException as e:
+            if args[0] == "explain":
+                e.message = _NO_EXPLAIN
+            raise
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Writes commands by what they are for, whichever were imported; with `--all` each of them."""

@@ -366,8 +366,9 @@ def verdict_line(verdict: Verdict) -> str:
 
 def _verdict_text(verdict: Verdict) -> str:
     label = f" [{verdict.simulation}]" if verdict.simulation else ""
-    if not verdict.steps:
-        return f"verdict{label}: no step was seen"
+    if verdict.steps < _STEPS_FEWEST:
+        seen = f"{counted(verdict.steps, 'step')}, at least {_STEPS_FEWEST} are needed"
+        return f"verdict{label}: too few steps to say what was waited for: {seen}"
     head = (
         f"verdict{label}: training waited {verdict.stall_s:.3g} s of {verdict.seconds:.3g} s "
         f"({verdict.stall:.1%}), {verdict.steps:,} steps"
@@ -395,6 +396,9 @@ def _verdict_text(verdict: Verdict) -> str:
 
 NEGLIGIBLE: Final = 0.02
 """A stall of less than this share of the time needs no action."""
+
+_STEPS_FEWEST: Final = 5
+"""Fewer show how a loader starts, and nothing else."""
 
 _STEPS_ENOUGH: Final = 10
 
