@@ -27,3 +27,24 @@ def test_a_mistake_is_told_in_one_message(program, photos, words, code, said):
     assert ended.returncode == code
     assert said in ended.stderr.decode()
     assert b"Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        ("launch train.py", "torch"),
+        ("demo", "torch"),
+        ("pack s3://bucket/photos new.hr", "objects"),
+    ],
+)
+def test_a_missing_package_is_one_line_with_its_pip_command(program, tmp_path, words, extra):
+    """Each process of the command meets a Python without them."""
+    (tmp_path / "train.py").touch()
+    without = "import sys\nsys.modules.update(torch=None, obstore=None, fsspec=None)\n"
+    (tmp_path / "sitecustomize.py").write_text(without)
+    ended = program(*words.split(), cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    said = ended.stderr.decode()
+    assert ended.returncode
+    assert f"pip install 'headrace[{extra}]'" in said
+    assert "Traceback" not in said
+    assert "Check the URL" not in said

@@ -70,6 +70,8 @@ def init(
     output: QuietOutput,
 ) -> None:
     """Make a training project that runs as it is: script, batch job, data, checkpoints, resume."""
+    from importlib.metadata import Distribution
+
     from headrace.cluster.recipes import RECIPES, make_project, recipe_named
 
     if list_recipes:
@@ -89,6 +91,9 @@ def init(
     output.result({**document, "packages": chosen.packages}, f"{name}: {', '.join(project.files)}")
     if output.as_json:
         return
+    missing = [each for each in chosen.packages if not any(Distribution.discover(name=each))]
+    if missing:
+        output.remark(f"These are not installed here: pip install {' '.join(missing)}")
     output.remark(f"It uses {', '.join(chosen.packages)}. {name}/README.md says how to go on:")
     output.remark(f"  cd {name} && ./job.sh      # or: sbatch job.sh")
 

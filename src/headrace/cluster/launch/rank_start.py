@@ -43,7 +43,12 @@ def torchrun() -> None:
 def main() -> None:
     """Becomes the program that the arguments name."""
     if sys.argv[1] == TORCHRUN:
-        torchrun()
+        try:
+            torchrun()
+        except ModuleNotFoundError as e:
+            if (e.name or "").partition(".")[0] != "torch":
+                raise
+            sys.exit("headrace launch: torch is not installed: pip install 'headrace[torch]'")
         return
     parent = os.getppid()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG

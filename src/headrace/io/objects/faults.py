@@ -7,7 +7,7 @@ import errno
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from headrace.errors import HeadraceError, SourceChanged, VolumeError, VolumeTimeout
+from headrace.errors import HeadraceError, MissingPackage, SourceChanged, VolumeError, VolumeTimeout
 from headrace.io.objects.location import shown
 
 if TYPE_CHECKING:
@@ -132,6 +132,8 @@ class Failure:
 
     def to_error(self, prefix: str = "") -> HeadraceError:
         """The error to raise; `prefix` names the sample."""
+        if isinstance(self.fault.__cause__, MissingPackage):
+            return self.fault.__cause__
         end = self.offset + self.length
         times = "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
         message = (

@@ -208,6 +208,7 @@ class Reading:
             outcome: Found | Failure = _failure(wanted, _CLOSED, 0, 0.0)
         elif (error := task.exception()) is not None:
             fault = Fault("final", f"{type(error).__name__}: {error}")
+            fault.__cause__ = error
             outcome = _failure(wanted, fault, 1, elapsed_s)
         else:
             outcome = task.result()
