@@ -5,6 +5,8 @@ import time
 import pytest
 import torch
 
+import headrace as hr
+from headrace.control.stalls.live import evidence_of
 from headrace.torch import DataLoader
 
 
@@ -46,3 +48,16 @@ def test_what_cannot_be_told_does_not_end_training(monkeypatch, caplog):
     monkeypatch.setattr(epochs, "verdict_on", None)
     assert len(list(DataLoader(Slow(), batch_size=4))) == 2
     assert "nothing can be said of this epoch" in caplog.text
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_makes_batches_in_the_training_process_may_wait_for_its_lock(num_workers):
+    assert evidence_of(DataLoader(Slow(), num_workers=num_workers)).in_process is (not num_workers)
+
+
+def test_the_verdict_of_a_process_that_is_alone_names_no_rank(packed_photos):
+    loader = hr.loader(packed_photos, batch_size=4)
+    assert "rank 0 of 1" in str(loader)
+    assert not hr.explain(loader).rank
+    loader = hr.loader(packed_photos, batch_size=4, rank=0, world_size=2)
+    assert hr.explain(loader).rank == "rank 0 of 2 by arguments"

@@ -237,6 +237,21 @@ def test_of_batches_that_were_ready_it_is_said_that_they_were(busy, advice):
     assert "no phase that is measured" not in found.evidence[0]
 
 
+@pytest.mark.parametrize("phase", ["read", "decode"])
+@pytest.mark.parametrize(("others_s", "cause"), [(0.09, Cause.PYTHON), (0.0, None)])
+def test_who_makes_batches_in_the_training_process_waits_for_its_lock(phase, others_s, cause):
+    row = {"looks": 5, "contended": 5, "others_s": others_s, "cpu_s": 0.002, "work_s": 0.09}
+    row |= {"reads": 0, "read_s": 0.09 * (phase == "read"), "serial": True}
+    seen = Evidence(in_process=True, decode_threads=1)
+    otherwise = Cause.STORAGE if phase == "read" else Cause.DECODE
+    found = run_of({phase: 0.09}, seen, **row)
+    assert found.main is (cause or otherwise), str(found)
+    assert found.share(found.main) > 0.8
+    assert "one another's" not in str(found)
+    # A worker process has a lock of its own.
+    assert run_of({phase: 0.09}, replace(seen, in_process=False), **row).main is otherwise
+
+
 def test_processes_that_decode_do_not_have_this_ones_lock():
     lock = {"looks": 5, "contended": 5, "others_s": 0.01}
     found = run_of({"hand": 0.09}, serial=True, work_s=0.18, cpu_s=0.18, **lock)

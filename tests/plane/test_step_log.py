@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from headrace.plane import batch_trace
+from headrace.plane import batch_trace, interpreter
 from headrace.plane.batch_trace import PHASES, READ, STEP, BatchTrace, StepLog, read_record
 from headrace.plane.interpreter import Contention
 
@@ -169,3 +169,16 @@ def test_two_take_while_one_adds():
         thread.join(60)
     assert found == [list(range(count))] * 2
     assert np.array_equal(log.since(0)[0]["position"], 10 * np.arange(count))
+
+
+@pytest.mark.parametrize("serial", [True, False])
+def test_a_thread_that_makes_its_own_batches_is_none_of_the_others(monkeypatch, serial):
+    way = BatchTrace()
+    way.serial = serial
+    watch = interpreter._Watch()
+    monkeypatch.setattr(interpreter, "_watch", watch)
+    monkeypatch.setattr(watch, "thread", threading.current_thread())
+    add(StepLog(), [1], way)
+    own = {threading.get_native_id()}
+    watch._others_s()
+    assert own & set(watch._computed[1]) == (set() if serial else own)

@@ -469,7 +469,7 @@ class StepLog:
             self.marks.append(
                 PassMark(place[0], self.added, times[0], contention(), read_host(times[0]))
             )
-        delivered(times[1], self)
+        delivered(times[1], self, made_here=trace is not None and trace.serial)
         if trace is None:
             trace = _NOTHING
         elif trace.interruptions:

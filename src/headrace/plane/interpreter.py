@@ -63,6 +63,7 @@ class _Watch:
         """Begin anew: in a forked child there is no thread."""
         self.seen = Contention()
         self.delivered_s = 0.0
+        self.maker = 0
         self.thread: threading.Thread | None = None
         self._owners: weakref.WeakSet[object] = weakref.WeakSet()
         self._computed: tuple[float, dict[int, float]] = (0.0, {})
@@ -105,7 +106,7 @@ class _Watch:
         computed: dict[int, float] = {}
         for thread in threading.enumerate():
             number = thread.native_id
-            if number is None or thread.name.startswith("headrace"):
+            if number in {None, self.maker} or thread.name.startswith("headrace"):
                 continue
             # By its number: the clock of a thread that has just ended must not be asked for by its handle.
             with (
@@ -124,12 +125,14 @@ os.register_at_fork(after_in_child=_watch.reset)
 atexit.register(_watch.stop)
 
 
-def delivered(now_s: float, owner: object) -> None:
+def delivered(now_s: float, owner: object, *, made_here: bool = False) -> None:
     """A batch was delivered at `now_s` (monotonic): it is worth while to look.
 
-    Whoever counts deliveries is held weakly, and nobody looks for its sake when it is gone.
+    Whoever counts deliveries is held weakly, and nobody looks for its sake when it is gone. A thread that makes
+    its batches itself is none of the others.
     """
     _watch.delivered_s = now_s
+    _watch.maker = threading.get_native_id() if made_here else 0
     if _watch.thread is None:
         _watch.begin(owner)
 

@@ -84,6 +84,7 @@ def evidence_of(loader: Any, since: PassMark | None = None) -> Evidence:
         interpreter_looks=seen.looks,
         interpreter_contended=seen.contended,
         decode_threads=decoders if isinstance(decoders, int) else 0,
+        in_process=not hasattr(loader, "decode_threads") and getattr(loader, "num_workers", 1) == 0,
         native_decode=native > 0 or getattr(loader, "decode", None) == "native",
         cpus=max(1, min(cpus, round(quota))) if quota else cpus,
         cpu_share=host.cpu_share if host else math.nan,

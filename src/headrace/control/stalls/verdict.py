@@ -20,6 +20,7 @@ from headrace.base.text import bytes_text, counted
 from headrace.control.stalls.waits import (
     TURNS_MANY,
     Evidence,
+    locked_out_s,
     lost_share,
     others_share,
     reading_of,
@@ -473,7 +474,7 @@ def verdict_of(
             known.
     """
     seen = (evidence or Evidence()).sane()
-    waits = waits_of(steps)
+    waits = waits_of(steps, in_process=seen.in_process)
     reading = reading_of(waits, seen)
     by_cause = {cause: float(each.sum()) for cause, each in _divided(waits, reading, seen).items()}
     others = ranks if isinstance(ranks, Mapping) else dict(enumerate(ranks))
@@ -515,7 +516,7 @@ def causes_by_step(
         Seconds, shape (steps, causes), in the order of `Cause`. Steps whose figures make no sense have none.
     """
     seen = (evidence or Evidence()).sane()
-    waits, good = waits_of(steps), sensible(steps)
+    waits, good = waits_of(steps, in_process=seen.in_process), sensible(steps)
     by_step = np.zeros((len(steps), len(Cause)))
     for at, each in enumerate(_divided(waits, reading_of(waits, seen), seen).values()):
         by_step[good, at] = each
@@ -529,14 +530,13 @@ def _divided(
     phase = dict(zip(PHASES, waits.phases.T, strict=True))
     making = phase["queue"] + phase["decode"]
     lost = making * lost_share(waits, seen)
-    known = seen.interpreter_looks > 0 or bool(waits.looks.any())
-    locked = phase["hand"] * taken(waits, seen) if known else phase["hand"]
+    locked = phase["hand"] * taken(waits, seen)
     # A batch that is ready and cannot be handed over, since decoding has the lock, waits for decoding.
     python = locked * others_share(waits, unseen=1.0)
     more = {
         Cause.METADATA: phase["open"],
         Cause.DECODE: making - lost + locked - python,
-        Cause.PYTHON: lost + python,
+        Cause.PYTHON: lost + python + locked_out_s(waits, seen),
         Cause.COLLATE: phase["collate"],
         Cause.TRANSFER: phase["transfer"],
         Cause.OTHER: phase["hand"] - locked + waits.unknown_s,

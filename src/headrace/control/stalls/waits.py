@@ -58,6 +58,7 @@ class Evidence:
     interpreter_contended: int = 0  # how often it was not
     decode_threads: int = 0  # threads or processes that decode; 0: not known
     native_decode: bool = False  # headrace's own threads decode, and no Python
+    in_process: bool = False  # whoever waits for batches makes them, in its own thread
     cpus: int = 0  # that this process may use; 0: not known
     cpu_share: float = math.nan  # of them, in use
     io_pressure: float = math.nan  # share of time in which some task waited for I/O (PSI)
@@ -113,7 +114,7 @@ class StepWaits:
     unknown_s: NDArray[np.float64]  # of the wait, what no phase accounts for
     room_s: NDArray[np.float64]  # reads waited for room in the buffer
     held_s: NDArray[np.float64]  # a limit on rates held them back
-    serial: NDArray[np.bool_]
+    serial: NDArray[np.bool_]  # made by another process, one thing after the other
     bytes: NDArray[np.float64]  # shape (steps, tiers), as `TIERS`
     reads: NDArray[np.float64]
     read_s: NDArray[np.float64]  # that they took
@@ -141,7 +142,7 @@ class StepWaits:
         return {name: float(sums[at]) for at, name in enumerate(TIERS)}
 
 
-def waits_of(steps: NDArray[np.void]) -> StepWaits:
+def waits_of(steps: NDArray[np.void], *, in_process: bool = False) -> StepWaits:
     """Clean the steps of one rank up, of dtype `STEP` or one that lacks some of its fields."""
     asked, delivered = _column(steps, "asked_s"), _column(steps, "delivered_s")
     good = sensible(steps)
@@ -163,7 +164,7 @@ def waits_of(steps: NDArray[np.void]) -> StepWaits:
     return StepWaits(
         phases=phases,
         unknown_s=unknown,
-        serial=serial,
+        serial=serial & (not in_process),
         bytes=_amounts(rows, "bytes", len(TIERS)),
         every_s=_every(delivered[good], waited),
         seconds=span,
@@ -289,6 +290,12 @@ def taken(waits: StepWaits, seen: Evidence) -> NDArray[np.float64]:
     return np.clip((share - _CONTENDED_FROM) / (_CONTENDED - _CONTENDED_FROM), 0.0, 1.0)
 
 
+def locked_out_s(waits: StepWaits, seen: Evidence) -> NDArray[np.float64]:
+    """How long a thread that makes its own batches stood still because of others' Python code."""
+    stood_s = waits.phases[:, _READ] * (waits.reads == 0.0) * seen.in_process
+    return stood_s * taken(waits, seen) * others_share(waits, unseen=0.0)
+
+
 def lost_share(waits: StepWaits, seen: Evidence) -> NDArray[np.float64]:
     """Of the time of decoding each batch, that in which its threads waited for Python code of others.
 
@@ -315,7 +322,7 @@ def others_share(waits: StepWaits, unseen: float) -> NDArray[np.float64]:
 
 def turns(waits: StepWaits, seen: Evidence) -> float:
     """Of the time that its threads decoded, that in which they waited for one another: 0 to 1."""
-    work = np.where(waits.serial, 0.0, waits.work_s)
+    work = np.where(waits.serial | seen.in_process, 0.0, waits.work_s)
     stopped = np.maximum(0.0, work - waits.cpu_s)
     alone = stopped * (1.0 - others_share(waits, unseen=1.0)) * taken(waits, seen)
     total = float(work.sum())
@@ -420,7 +427,7 @@ def reading_of(waits: StepWaits, seen: Evidence) -> ReadWaits:
     rate = (tiers["source"] + tiers["peer"] + tiers["disk"]) / seconds
     in_flight = read_s / seconds
     idle_s, fulls, sure = _fullness(waits, seen, rate)
-    hold, read = waits.phases[:, _HOLD].copy(), waits.phases[:, _READ].copy()
+    hold, read = waits.phases[:, _HOLD].copy(), waits.phases[:, _READ] - locked_out_s(waits, seen)
     full = _mean(fulls, hold + read)
     pinned = seen.reads_allowed > 0 and in_flight >= _PINNED * seen.reads_allowed
     # Where as many reads are under way as may be, more room would not begin others sooner.
