@@ -74,8 +74,9 @@ def explain(loader: object = None, *, epoch: int | None = None) -> Explanation |
         TypeError: it is no loader of headrace's.
     """
     if loader is not None:
-        ranks = getattr(getattr(loader, "_loader", loader), "ranks", "")
-        return replace(verdict_on(loader, epoch=epoch), rank=str(ranks))
+        rank = str(getattr(getattr(loader, "_loader", loader), "ranks", ""))
+        alone = rank.removesuffix(" so far") == "rank 0 of 1"
+        return replace(verdict_on(loader, epoch=epoch), rank="" if alone else rank)
     working, ended = planes()
     return Explanation([plane_report(plane) for plane in (*ended, *working)])
 
