@@ -227,10 +227,7 @@ def _parse(variable: str, text: str, kind: str) -> Any:
         raise ValueError(f"{variable} is {text!r}, expected {kind}") from e
 
 
-def trace_folder(
-    given: str | os.PathLike[str] | None = None, environment: Mapping[str, str] | None = None
-) -> str | None:
+def trace_folder(given: str | os.PathLike[str] | None = None) -> str | None:
     """Where a run is to be traced: as given, else HEADRACE_TRACE; None: nowhere."""
-    environment = os.environ if environment is None else environment
-    folder = environment.get("HEADRACE_TRACE", "") if given is None else os.fspath(given)
+    folder = os.environ.get("HEADRACE_TRACE", "") if given is None else os.fspath(given)
     return os.path.abspath(folder) if folder else None  # noqa: PTH100

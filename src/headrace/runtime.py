@@ -68,9 +68,9 @@ def runtime_folder(environment: Mapping[str, str] | None = None) -> RuntimeFolde
     return RuntimeFolder(Path(f"/tmp/headrace-{os.geteuid()}"))  # noqa: S108 - checked before use
 
 
-def control_folder(environment: Mapping[str, str] | None = None) -> RuntimeFolder:
+def control_folder() -> RuntimeFolder:
     """The folder of this user's controller: that of the node daemon with `-control` at its end."""
-    node = runtime_folder(environment).path
+    node = runtime_folder().path
     return RuntimeFolder(node.with_name(f"{node.name}-control"), "control")
 
 
@@ -353,25 +353,23 @@ SITE_SOCKET: Final = "/run/headrace-agent/socket"
 """Of an agent that root runs for all users."""
 
 
-def agent_folder(job: str = "", environment: Mapping[str, str] | None = None) -> RuntimeFolder:
+def agent_folder(job: str = "") -> RuntimeFolder:
     """The folder of this user's agent: that of the node daemon with `-agent` at its end.
 
-    Args:
-        job: an agent of one job has a folder of its own.
-        environment: defaults to `os.environ`.
+    An agent of one `job` has a folder of its own.
     """
-    node = runtime_folder(environment).path
+    node = runtime_folder().path
     of_job = "".join(c if c.isalnum() else "_" for c in job)[:64]
     name = f"{node.name}-agent-{of_job}" if of_job else f"{node.name}-agent"
     return RuntimeFolder(node.with_name(name), "agent")
 
 
-def agent_sockets(job: str, environment: Mapping[str, str] | None = None) -> tuple[str, ...]:
+def agent_sockets(job: str) -> tuple[str, ...]:
     """Where agents that want to hear of a job may listen."""
-    given = (os.environ if environment is None else environment).get("HEADRACE_AGENT_SOCKET")
+    given = os.environ.get("HEADRACE_AGENT_SOCKET")
     if given:
         return (given,)
-    folders = agent_folder("", environment), agent_folder(job, environment)
+    folders = agent_folder(), agent_folder(job)
     return (*(str(folder.socket) for folder in folders), SITE_SOCKET)
 
 

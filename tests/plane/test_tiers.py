@@ -124,7 +124,7 @@ def test_memory_is_given_back_when_it_runs_short(store, monkeypatch):
         next(batches)
     (ram,) = loader.stages
     assert ram.held_samples > 0
-    monkeypatch.setattr(ram, "_available", lambda: 0)
+    monkeypatch.setattr("headrace.plane.tiers.available_memory", lambda: 0)
     for _ in batches:
         pass
     assert ram.held_samples == 0

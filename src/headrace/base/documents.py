@@ -218,9 +218,9 @@ class Fields:
         return [Fields(self._kind, self._path, v, f"{self._where}{key}[{i}].")
                 for i, v in enumerate(self._list(key, low, high, dict, "objects"))]  # fmt: skip
 
-    def texts(self, key: str, high: int = 1 << 20) -> tuple[str, ...]:
+    def texts(self, key: str) -> tuple[str, ...]:
         """A list of strings."""
-        return tuple(self._list(key, 0, high, str, "strings"))
+        return tuple(self._list(key, 0, 1 << 20, str, "strings"))
 
     def integers(self, key: str, low: int, high: int) -> dict[str, int]:
         """An object whose values are whole numbers, bounds included."""

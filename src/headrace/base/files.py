@@ -124,13 +124,13 @@ def read_fully(fd: int, view: memoryview, offset: int) -> int:
     return done
 
 
-def open_folder(path: AnyPath, *, within: AnyPath | int | None = None, owned: bool = False) -> int:
+def open_folder(path: AnyPath, *, owned: bool = False) -> int:
     """A descriptor of the folder that stands at `path`, which is no symbolic link.
 
     Raises FileNotFoundError if nothing stands there; VolumeError if no folder does, or (with `owned`)
     somebody else's; OSError if the system refuses.
     """
-    return _open_checked(path, _FOLDER, within, stat.S_IFDIR, owned=owned)
+    return _open_checked(path, _FOLDER, None, stat.S_IFDIR, owned=owned)
 
 
 def _open_checked(
@@ -274,18 +274,16 @@ def create_file(path: AnyPath, flags: int = os.O_RDWR, *, mode: int = 0o666) -> 
     return os.open(path, flags, _narrowed(mode, path))
 
 
-def open_or_create(
-    path: AnyPath, flags: int = os.O_RDWR, *, mode: int = 0o666, owned: bool = False
-) -> int:
+def open_or_create(path: AnyPath, *, mode: int = 0o666, owned: bool = False) -> int:
     """A descriptor of the regular file at `path`, which is made if nothing stands there.
 
     Raises VolumeError if something else than a regular file stands there, or (with `owned`) somebody else's.
     """
     for _ in range(_RACES_MAX):
         with contextlib.suppress(FileNotFoundError):
-            return open_file(path, flags, owned=owned)
+            return open_file(path, os.O_RDWR, owned=owned)
         with contextlib.suppress(FileExistsError):
-            return create_file(path, flags, mode=mode)
+            return create_file(path, os.O_RDWR, mode=mode)
     raise _refused(path, "made and removed again and again", "a file that stays")
 
 

@@ -167,13 +167,12 @@ class Host(Closing):
             raise FabricError(f"{self._admin}: {self.subnqn} has no namespace {nsid}.")
         return identity
 
-    def log_page(self, page: nvme.LogPage, nbytes: int, offset: int = 0) -> bytes:
+    def log_page(self, page: nvme.LogPage, nbytes: int) -> bytes:
         """`nbytes` (a multiple of 4) of a log page."""
         dwords = nbytes // 4 - 1
         sqe = Sqe(
             Admin.GET_LOG_PAGE, nsid=0xFFFFFFFF if page is nvme.LogPage.SMART else 0,
             cdw10=page | (dwords & 0xFFFF) << 16, cdw11=dwords >> 16,
-            cdw12=offset & 0xFFFFFFFF, cdw13=offset >> 32,
         )  # fmt: skip
         return self._command(sqe, expect=nbytes, what=f"Get Log Page {page.name}")[1]
 

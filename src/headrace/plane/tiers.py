@@ -28,7 +28,7 @@ from headrace.machine.host import available_memory
 from headrace.plane.stage import TIERS, ReadStage, StageStats, own_knobs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
@@ -85,7 +85,6 @@ class MemoryTier(ReadStage):
         quota_bytes: int,
         *,
         yielding: bool = False,
-        available: Callable[[], int] = available_memory,
         shared: bool = False,
     ) -> None:
         super().__init__(below)
@@ -93,7 +92,6 @@ class MemoryTier(ReadStage):
             samples=samples, parts=parts, quota_bytes=quota_bytes, shared=shared
         )
         self._yielding = yielding  # give memory back when it runs short
-        self._available = available  # bytes that can still be taken
         self._looked_at = time.monotonic()
         self._lock = threading.Lock()
         self._samples = self._bytes = self._hit_bytes = 0
@@ -187,7 +185,7 @@ class MemoryTier(ReadStage):
         if not self._yielding or now - self._looked_at < _PRESSURE_CHECK_S:
             return
         self._looked_at = now
-        short = MEMORY_RESERVE_BYTES // 2 - self._available()
+        short = MEMORY_RESERVE_BYTES // 2 - available_memory()
         if short > 0:
             self._cache.set_quota(max(0, self._cache.mapped_bytes - short))
 
