@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.frameworks.torch.dataset import Dataset, Decoded, Decoder
-    from headrace.frameworks.torch.device import ToDevice, Transfer
+    from headrace.frameworks.torch.device import CudaTransfer, ToDevice
     from headrace.plane import Loader
     from headrace.plane.batch import Skipped
     from headrace.plane.batch_trace import Interruption
@@ -179,7 +179,7 @@ class DeviceBatches:
     def deliveries(self, a_pass: Pass) -> Generator[Delivery, None, None]:
         """Yield the batch of each span of the pass, in order."""
         fetched = self._loader.reader.stream(self._loader.order, a_pass.epoch, a_pass.spans())
-        ahead: deque[tuple[Delivery, Transfer, MixedLabels | None]] = deque()
+        ahead: deque[tuple[Delivery, CudaTransfer, MixedLabels | None]] = deque()
         try:
             while True:
                 while len(ahead) < 1 + self._loader.reader.was_ready:
@@ -198,7 +198,7 @@ class DeviceBatches:
             fetched.close()
             self.to_device.wait()
 
-    def _sent(self, one: Fetched) -> tuple[Delivery, Transfer, MixedLabels | None]:
+    def _sent(self, one: Fetched) -> tuple[Delivery, CudaTransfer, MixedLabels | None]:
         assert isinstance(one.batch, ImageBatch)
         one.trace.collated_s = time.perf_counter()
         transfer = self.to_device.send(one.batch, self._stage)

@@ -21,7 +21,7 @@ import contextlib
 import logging
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -42,35 +42,8 @@ IN_FLIGHT_MAX = 3
 """Batches whose copies may be under way; the host waits for the oldest of more. Two hide the bus."""
 
 
-class Transfer(Protocol):
-    """Tensors on their way to a device."""
-
-    @property
-    def copied(self) -> bool:
-        """Whether the host's memory is free again."""
-
-    def wait(self) -> None:
-        """Wait until the host's memory is free again."""
-
-    def take(self) -> list[Tensor]:
-        """The tensors on the device, for the caller's current stream."""
-
-
-class Device(Protocol):
-    """What pictures are sent to; tests have one without hardware."""
-
-    def lock(self, address: int, nbytes: int) -> bool:
-        """Page-lock memory; False: the system refuses."""
-
-    def unlock(self, address: int) -> None:
-        """Undo `lock`."""
-
-    def send(self, host: Tensor, labels: Tensor, finish: Callable[[Tensor], Tensor]) -> Transfer:
-        """Copy pixels and labels, and have the device call `finish` on the pixels; returns at once."""
-
-
 class CudaTransfer:
-    """Behind it: an event for the host's memory, one for what the consumer gets."""
+    """Tensors on their way: an event for the host's memory, one for what the consumer gets."""
 
     def __init__(
         self, device: torch.device, tensors: list[Tensor], copied: Any, ready: Any
@@ -145,7 +118,7 @@ class CudaDevice:
 class Locked:
     """Buffers of a decode stage that are page-locked, each when it is first sent."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: CudaDevice) -> None:
         self._device = device
         self._pool: object = None
         self._bytes: dict[int, int] = {}
@@ -197,19 +170,19 @@ class ToDevice:
         locks: page-lock buffers; off for comparing.
     """
 
-    def __init__(self, device: Device, images: Images) -> None:
+    def __init__(self, device: CudaDevice, images: Images) -> None:
         self.images = images
         self.locks = True
         self.locked = Locked(device)
         self._device = device
-        self._in_flight: deque[tuple[Transfer, ImageBatch]] = deque()
+        self._in_flight: deque[tuple[CudaTransfer, ImageBatch]] = deque()
 
     @staticmethod
     def host_images(images: Images) -> Images:
         """What native threads decode to, so that the least goes over the bus: uint8."""
         return replace(images, dtype="uint8", mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 
-    def send(self, batch: ImageBatch, stage: Decoding) -> Transfer:
+    def send(self, batch: ImageBatch, stage: Decoding) -> CudaTransfer:
         """Begin to send a batch (mixed pictures: two rows of labels); its buffer is held until it is copied."""
         while self._in_flight and (
             self._in_flight[0][0].copied or len(self._in_flight) >= IN_FLIGHT_MAX
@@ -257,7 +230,7 @@ class ToDevice:
             self.close()
 
 
-def device_of(device: torch.device | str | int) -> Device | None:
+def device_of(device: torch.device | str | int) -> CudaDevice | None:
     """The device that pictures are sent to; None: this process's own memory.
 
     Raises:
