@@ -73,7 +73,7 @@ def test_the_demo_trains_is_killed_resumes_in_the_same_order_and_compares(option
     assert saved == json.loads(json.dumps(report.to_dict()))
     assert saved["interruption"]["identical"] is True
 
-    from headrace.demo.run import show
+    from headrace.demo import show
 
     show(report)
     shown = capsys.readouterr().out
