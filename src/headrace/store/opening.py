@@ -7,7 +7,7 @@ import logging
 import mmap
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -276,18 +276,18 @@ def reopen(
     segments: int,
     fingerprint: str,
     direct: SourceOptions | None,
+    objects: RemoteEngine | None = None,
 ) -> Store:
     """Opens a store by its address, or a pickled one: the same samples, or an error.
 
     Raises SourceChanged if other data lies there, and StoreNotFound, CorruptStore, SourceError, VolumeError
     as for `open_store`.
     """
-    store = (
-        open_directly(path, direct)
-        if direct is not None
+    if direct is not None:
+        store = open_directly(path, direct, cast("ObjectEngine | None", objects))
+    else:
         # Another process of this program has opened it, or was refused.
-        else open_folder(path, segments, trust=ANYWHERE)
-    )
+        store = open_folder(path, segments, engine=objects, trust=ANYWHERE)
     if store.fingerprint != fingerprint:
         raise SourceChanged(
             f"{path}: the fingerprint is {store.fingerprint}, expected {fingerprint}: the data "
