@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,9 @@ import pytest
 import headrace as hr
 from headrace import _native
 from headrace.config import ReaderOptions
+from headrace.errors import VolumeTimeout
 from headrace.io import BatchReader
+from tests_shared import until
 
 SAMPLES = 120
 
@@ -28,11 +31,14 @@ class Objects:
         self.batches = 0
         self.fail = None
         self.kept = []
+        self.blocked = threading.Event()
 
     def read(self, requests):
         self.batches += 1
         if self.fail == "raise":
             raise ConnectionResetError(errno.ECONNRESET, "reset")
+        if self.fail == "block":
+            self.blocked.wait()
         if self.fail == "never":
             self.kept.append(requests)
             return
@@ -79,9 +85,15 @@ def samples_of(batch):
     return [bytes(data[o : o + n]) for o, n in zip(batch.offsets, batch.lengths, strict=True)]
 
 
+def reading_threads():
+    names = (task / "comm" for task in Path("/proc/self/task").iterdir())
+    return [name for name in names if name.read_text() == "headrace-read\n"]
+
+
 def test_batches_and_single_samples_come_through_the_engine(remote):
     catalog, engine, contents = remote
     reader = BatchReader(catalog, [0], ReaderOptions())
+    assert reader.stats()["reads_in_flight"] > 5
     reader.turn(reads_in_flight=5)
     assert engine.turned == [5]
     order = np.random.default_rng(1).permutation(SAMPLES)
@@ -124,6 +136,56 @@ def test_a_request_without_an_answer_ends_at_the_deadline_and_late_ones_do_no_ha
     assert not requests.finish_with(0, b"late")
     engine.fail = None
     assert samples_of(catalog.read_one(2)) == [contents[2]]
+
+
+def test_a_batch_whose_engine_does_not_return_ends_at_the_deadline(remote):
+    catalog, engine, _ = remote
+    engine.fail = "block"
+    reader = BatchReader(catalog, [0], ReaderOptions(deadline_s=0.2))
+    with pytest.raises(
+        VolumeTimeout, match=r"3 samples was not read within 0\.2 s: it waits for \w"
+    ):
+        reader.submit(np.arange(3)).take()
+    engine.blocked.set()
+    reader.close()
+
+
+def test_signals_are_handled_while_a_batch_is_waited_for(remote):
+    catalog, engine, contents = remote
+    engine.fail = "never"
+    reader = BatchReader(catalog, [0], ReaderOptions(deadline_s=10))
+
+    def answer(*_):
+        engine.fail = None
+        for requests in engine.kept:
+            for i in range(requests.count):
+                engine.answer(requests, i)
+
+    pending = reader.submit(np.arange(3))
+    until(lambda: engine.kept)
+    before = signal.signal(signal.SIGALRM, answer)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        assert samples_of(pending.take()) == contents[:3]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    reader.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_reader_ends_its_threads_when_it_is_dropped_but_not_in_a_forked_child(remote):
+    catalog, engine, _ = remote
+    engine.fail = "raise"
+    reader = BatchReader(catalog, [0], ReaderOptions())
+    reader.submit(np.arange(3)).take()
+    assert reading_threads()
+    if (child := os.fork()) == 0:
+        signal.alarm(20)
+        del reader
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    del reader
+    until(lambda: not reading_threads())
 
 
 def test_closing_while_the_engine_is_silent_returns(remote):

@@ -59,7 +59,7 @@ class PendingBatch:
         started = time.monotonic()
         while True:
             left = self._deadline_s - (time.monotonic() - started)
-            batch = self._job.wait(min(_SIGNAL_CHECK_S, max(left, 0.0)))
+            batch = self._job.wait(min(_SIGNAL_CHECK_S, left))
             if batch is not None:
                 return batch
             if left <= 0:
