@@ -1,5 +1,6 @@
 #include "core/crc32c.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -304,17 +305,19 @@ uint32_t table_copy(uint32_t crc, std::byte* to, const std::byte* from, size_t s
   return table_read(crc, to, size);
 }
 
-constexpr std::array<Crc32cPath, 3> kPaths{{{kFoldingName, folding_read, folding_copy},
-                                            {kHardware, hardware_read, hardware_copy},
-                                            {"table", table_read, table_copy}}};
+constexpr std::array<Crc32cPath, 3> kPaths{
+    {{kFoldingName, have_folding, folding_read, folding_copy},
+     {kHardware, have_hardware, hardware_read, hardware_copy},
+     {"table", [] { return true; }, table_read, table_copy}}};
 // The table's until the processor was asked: static objects of other files may compute checksums
 // before this one is initialised.
 constinit size_t g_fastest = 2;
-[[maybe_unused]] const size_t g_asked = g_fastest = have_folding() ? 0 : have_hardware() ? 1 : 2;
+[[maybe_unused]] const size_t g_asked = g_fastest = static_cast<size_t>(
+    std::ranges::find_if(kPaths, [](const auto& path) { return path.present(); }) - kPaths.begin());
 
 }  // namespace
 
-std::span<const Crc32cPath> crc32c_paths() { return std::span(kPaths).subspan(g_fastest); }
+std::span<const Crc32cPath> crc32c_paths() { return kPaths; }
 
 uint32_t crc32c(uint32_t crc, const std::byte* data, size_t size) {
   return kPaths[g_fastest].read(crc, data, size);

@@ -20,10 +20,11 @@ inline uint32_t crc32c(std::span<const std::byte> data) {
 // Copies `size` bytes from `from` to `to` and returns the checksum of what was written.
 uint32_t crc32c_copy(uint32_t crc, std::byte* to, const std::byte* from, size_t size);
 
-// The ways of computing it that this processor has, the fastest first and the table walk last. All
-// but the first are there for tests: each must be right where a slower machine will choose it.
+// The ways of computing it, the fastest first and the table walk last. The first that the processor
+// has is used; tests ask for the others: each must be right where a slower machine will choose it.
 struct Crc32cPath {
-  const char* name;  // "avx512", "sse4.2", "armv8" or "table"
+  const char* name;   // "avx512", "sse4.2", "armv8" or "table"
+  bool (*present)();  // whether this processor has it
   uint32_t (*read)(uint32_t crc, const std::byte* data, size_t size);
   uint32_t (*copy)(uint32_t crc, std::byte* to, const std::byte* from, size_t size);
 };

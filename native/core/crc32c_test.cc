@@ -53,7 +53,9 @@ TEST_CASE("the fastest that the processor has is chosen, and each slower one is 
 #endif
   expected.push_back("table");
   std::vector<std::string> names;
-  for (const auto& path : headrace::crc32c_paths()) names.push_back(path.name);
+  for (const auto& path : headrace::crc32c_paths()) {
+    if (path.present()) names.push_back(path.name);
+  }
   CHECK(names == expected);
   CHECK(headrace::crc32c_implementation() == expected.front());
 }
@@ -62,6 +64,7 @@ TEST_CASE("every implementation equals the table walk, at every size and alignme
   const auto bytes = random_bytes(20000, 1);
   const auto& table = headrace::crc32c_paths().back();
   for (const auto& path : headrace::crc32c_paths()) {
+    if (!path.present()) continue;
     CAPTURE(path.name);
     std::vector<std::byte> to(bytes.size());
     for (size_t size = 0; size < 3000; size += (size < 1100 ? 1 : 37)) {
