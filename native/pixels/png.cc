@@ -424,6 +424,10 @@ class PngDecoder final : public Decoder {
       case kTrueAlpha: {
         const size_t pixel = bits_ / 8;
         if (pixel == 3 && !interlaced_) return to_pixels(row + i * pixel, end - i, out);
+        if (pixel == kPixelBytes && !interlaced_) {
+          std::memcpy(out, row + i * pixel, (end - i) * pixel);
+          return;
+        }
         if (wide == 1) {  // four bytes at once: the last are of the next pixel, or alpha
           each([&](uint32_t x, uint8_t* o) { std::memcpy(o, row + x * pixel, kPixelBytes); });
           return;

@@ -372,13 +372,20 @@ bool rows_first(const Plan& plan) {
   return lost(plan.y) > 0 && lost(plan.y) > 2 * lost(plan.x);
 }
 
-// The columns of `rows` rows, whose first pixel in memory is the picture's column `left`.
-void narrow(const Taps& taps, const Rows& in, int left, int count, int rows, const Rows& out,
-            bool avx2) {
+// The columns of `rows` rows of `width` pixels, of which the first is the picture's column `left`.
+void narrow(const Taps& taps, const Rows& in, int left, int width, int count, int rows,
+            const Rows& out, bool avx2) {
   const ptrdiff_t back = static_cast<ptrdiff_t>(kPixelBytes) * left;
+  const size_t bytes = kPixelBytes * static_cast<size_t>(width);
   for (int row = 0; row < rows; row += 2) {
     // Of an odd number the last is done twice.
     const int other = std::min(row + 1, rows - 1);
+    // Half of a drawing's rows equal the one above.
+    const auto repeats = [&](int y) { return std::memcmp(in.row(y), in.row(row - 1), bytes) == 0; };
+    if (row > 0 && repeats(row) && repeats(other)) {
+      for (const int y : {row, other}) std::memcpy(out.row(y), out.row(row - 1), out.stride);
+      continue;
+    }
     const uint8_t *first = in.row(row) - back, *second = in.row(other) - back;
 #if defined(__x86_64__)
     if (avx2) {
@@ -442,11 +449,11 @@ void Resizer::run(const Recipe& recipe, const Plan& plan, int orientation, const
       blend(y_.of(i), y_.size, y_.used(i), in, from.stride, padded(right - left), half.row(i),
             avx2);
     }
-    narrow(x_, half, left, x.count, y.count, small_, avx2);
+    narrow(x_, half, left, right - left, x.count, y.count, small_, avx2);
   } else {
     const Rows half{half_memory_.get(small_.stride * static_cast<size_t>(high - low + 1)),
                     small_.stride};
-    narrow(x_, from, picture.left, x.count, high - low, half, avx2);
+    narrow(x_, from, picture.left, picture.width, x.count, high - low, half, avx2);
     for (int i = 0; i < y.count; ++i) {
       const uint8_t* in = half.row(y_.first[i] - low);
       blend(y_.of(i), y_.size, y_.used(i), in, half.stride, half.stride, small_.row(i), avx2);
