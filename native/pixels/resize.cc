@@ -6,6 +6,7 @@
 #include <cassert>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -53,6 +54,44 @@ void blend_plain(const int16_t* weights, int size, int used, const uint8_t* in, 
     }
     out[i] = clipped(sum);
   }
+}
+
+// Rounds to the nearest, ties to even, as IEEE 754 does.
+uint16_t half_of(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  const uint32_t sign = bits >> 16 & 0x8000;
+  const uint32_t rest = bits & 0x7fffffff;
+  if (rest >= 0x47800000) return static_cast<uint16_t>(sign | 0x7c00);  // too large
+  if (rest < 0x38800000) {                                              // below the normal ones
+    const float scaled = std::bit_cast<float>(rest) * 0x1p24f;
+    return static_cast<uint16_t>(sign | static_cast<uint32_t>(std::nearbyint(scaled)));
+  }
+  const uint32_t rounded = rest + 0xfff + (rest >> 13 & 1);
+  return static_cast<uint16_t>(sign | ((rounded - 0x38000000) >> 13));
+}
+
+uint16_t brain_of(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// What the 256 levels of each channel become.
+template <class T>
+using Levels = std::array<std::array<T, 256>, 3>;
+
+template <class T>
+Levels<T> levels_of(const Recipe& recipe) {
+  Levels<T> levels;
+  for (size_t c = 0; c < 3; ++c) {
+    for (size_t v = 0; v < 256; ++v) {
+      const float value = (static_cast<float>(v) / 255.0f - recipe.mean[c]) / recipe.deviation[c];
+      if constexpr (std::is_same_v<T, uint8_t>) levels[c][v] = static_cast<uint8_t>(v);
+      if constexpr (std::is_same_v<T, float>) levels[c][v] = value;
+      if constexpr (std::is_same_v<T, uint16_t>)
+        levels[c][v] = recipe.type == Type::kFloat16 ? half_of(value) : brain_of(value);
+    }
+  }
+  return levels;
 }
 
 #if defined(__x86_64__)
@@ -135,31 +174,46 @@ HEADRACE_AVX2 void blend_avx2(const int16_t* weights, int size, int used, const 
   }
 }
 
-// Four planes of 8 pixels from 32 bytes.
-HEADRACE_AVX2 void planes_avx2(const uint8_t* in, int count, bool flip, uint8_t* r, uint8_t* g,
-                               uint8_t* b) {
+// Eight values of a channel, the first in the lowest byte, as they are or as their levels.
+HEADRACE_AVX2 inline void store_eight(int64_t values, const uint8_t* /*levels*/, uint8_t* out) {
+  std::memcpy(out, &values, 8);
+}
+// Floats go past the caches, which a batch of them is too large for: a fence follows them.
+HEADRACE_AVX2 inline void store_eight(int64_t values, const float* levels, float* out) {
+  const __m256i at = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(values));
+  const __m256 floats = _mm256_i32gather_ps(levels, at, sizeof(float));
+  if (reinterpret_cast<uintptr_t>(out) % sizeof floats == 0) {
+    _mm256_stream_ps(out, floats);
+  } else {
+    _mm256_storeu_ps(out, floats);
+  }
+}
+HEADRACE_AVX2 inline void store_eight(int64_t values, const uint16_t* levels, uint16_t* out) {
+  for (int i = 0; i < 8; ++i, values >>= 8) out[i] = levels[static_cast<size_t>(values & 255)];
+}
+
+// As many of a row's pixels as fill vectors, in three planes; returns how many. Each lies `step`
+// bytes behind the one before: four, or four before it.
+template <class T>
+HEADRACE_AVX2 size_t planes_avx2(const uint8_t* in, ptrdiff_t step, size_t count,
+                                 const Levels<T>& levels, T* out, size_t plane) {
+  const bool flip = step < 0;
   const __m256i by_channel = _mm256_broadcastsi128_si256(
       flip ? _mm_setr_epi8(12, 8, 4, 0, 13, 9, 5, 1, 14, 10, 6, 2, 15, 11, 7, 3)
            : _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
   const __m256i joined =
       flip ? _mm256_setr_epi32(4, 0, 5, 1, 6, 2, 7, 3) : _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  int i = 0;
-  for (; i + 8 <= count; i += 8) {
-    const __m256i pixels =
-        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + kPixelBytes * i));
+  if (flip) in += 7 * step;
+  size_t x = 0;
+  for (; x + 8 <= count; x += 8, in += 8 * step) {
+    const __m256i pixels = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in));
     const __m256i sorted =
         _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(pixels, by_channel), joined);
-    const int at = flip ? count - 8 - i : i;
-    const int64_t red = _mm256_extract_epi64(sorted, 0), green = _mm256_extract_epi64(sorted, 1),
-                  blue = _mm256_extract_epi64(sorted, 2);
-    std::memcpy(r + at, &red, 8);
-    std::memcpy(g + at, &green, 8);
-    std::memcpy(b + at, &blue, 8);
+    store_eight(_mm256_extract_epi64(sorted, 0), levels[0].data(), out + x);
+    store_eight(_mm256_extract_epi64(sorted, 1), levels[1].data(), out + plane + x);
+    store_eight(_mm256_extract_epi64(sorted, 2), levels[2].data(), out + 2 * plane + x);
   }
-  for (; i < count; ++i) {
-    const int at = flip ? count - 1 - i : i;
-    r[at] = in[kPixelBytes * i], g[at] = in[kPixelBytes * i + 1], b[at] = in[kPixelBytes * i + 2];
-  }
+  return x;
 }
 
 bool has_avx2() {
@@ -169,55 +223,6 @@ bool has_avx2() {
 #else
 bool has_avx2() { return false; }
 #endif
-
-void planes_plain(const uint8_t* in, int count, bool flip, uint8_t* r, uint8_t* g, uint8_t* b) {
-  for (int i = 0; i < count; ++i) {
-    const int at = flip ? count - 1 - i : i;
-    r[at] = in[kPixelBytes * i], g[at] = in[kPixelBytes * i + 1], b[at] = in[kPixelBytes * i + 2];
-  }
-}
-
-// Rounds to the nearest, ties to even, as IEEE 754 does.
-uint16_t half_of(float value) {
-  const auto bits = std::bit_cast<uint32_t>(value);
-  const uint32_t sign = bits >> 16 & 0x8000;
-  const uint32_t rest = bits & 0x7fffffff;
-  if (rest >= 0x47800000) return static_cast<uint16_t>(sign | 0x7c00);  // too large
-  if (rest < 0x38800000) {                                              // below the normal ones
-    const float scaled = std::bit_cast<float>(rest) * 0x1p24f;
-    return static_cast<uint16_t>(sign | static_cast<uint32_t>(std::nearbyint(scaled)));
-  }
-  const uint32_t rounded = rest + 0xfff + (rest >> 13 & 1);
-  return static_cast<uint16_t>(sign | ((rounded - 0x38000000) >> 13));
-}
-
-uint16_t brain_of(float value) {
-  const auto bits = std::bit_cast<uint32_t>(value);
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-template <class T>
-T converted(float value, Type type) {
-  if constexpr (sizeof(T) == 4) return value;
-  if constexpr (sizeof(T) == 2) return type == Type::kFloat16 ? half_of(value) : brain_of(value);
-  return T{};
-}
-
-// What the 256 levels of each channel become.
-template <class T>
-using Levels = std::array<std::array<T, 256>, 3>;
-
-template <class T>
-Levels<T> levels_of(const Recipe& recipe) {
-  Levels<T> levels;
-  for (size_t c = 0; c < 3; ++c) {
-    for (size_t v = 0; v < 256; ++v) {
-      const float value = (static_cast<float>(v) / 255.0f - recipe.mean[c]) / recipe.deviation[c];
-      levels[c][v] = converted<T>(value, recipe.type);
-    }
-  }
-  return levels;
-}
 
 // Where output pixel (x, y) comes from, in the picture as it was resized: `base + x * dx + y * dy`
 // pixels.
@@ -244,58 +249,35 @@ Walk walk_of(const Recipe& recipe, const Plan& plan, int orientation, int column
 }
 
 template <class T>
-void write_levels(const Recipe& recipe, const Walk& walk, const uint8_t* pixels, T* out) {
+void write_pixels(const Recipe& recipe, const Walk& walk, const uint8_t* pixels, bool avx2,
+                  void* to) {
   const Levels<T> levels = levels_of<T>(recipe);
-  const size_t plane = static_cast<size_t>(recipe.width) * static_cast<size_t>(recipe.height);
+  const auto level = [&](size_t of, uint8_t value) {
+    if constexpr (std::is_same_v<T, uint8_t>) return value;
+    return levels[of][value];
+  };
+  const auto columns = static_cast<size_t>(recipe.width);
+  // How far apart are a pixel's channels, and a row's pixels.
+  const size_t channel = recipe.planar ? recipe.output_pixels() : 1, beside = recipe.planar ? 1 : 3;
+  const ptrdiff_t step = static_cast<ptrdiff_t>(kPixelBytes) * walk.dx;
   for (int y = 0; y < recipe.height; ++y) {
     const uint8_t* p = pixels + static_cast<ptrdiff_t>(kPixelBytes) * (walk.base + y * walk.dy);
-    const ptrdiff_t step = static_cast<ptrdiff_t>(kPixelBytes) * walk.dx;
-    const size_t at = static_cast<size_t>(y) * static_cast<size_t>(recipe.width);
-    if (recipe.planar) {
-      T* r = out + at;
-      for (int x = 0; x < recipe.width; ++x, p += step) {
-        r[x] = levels[0][p[0]];
-        r[plane + static_cast<size_t>(x)] = levels[1][p[1]];
-        r[2 * plane + static_cast<size_t>(x)] = levels[2][p[2]];
-      }
-    } else {
-      T* o = out + 3 * at;
-      for (int x = 0; x < recipe.width; ++x, p += step, o += 3) {
-        o[0] = levels[0][p[0]], o[1] = levels[1][p[1]], o[2] = levels[2][p[2]];
-      }
-    }
-  }
-}
-
-void write_bytes(const Recipe& recipe, const Walk& walk, const uint8_t* pixels, bool avx2,
-                 uint8_t* out) {
-  const size_t plane = static_cast<size_t>(recipe.width) * static_cast<size_t>(recipe.height);
-  for (int y = 0; y < recipe.height; ++y) {
-    const uint8_t* p = pixels + static_cast<ptrdiff_t>(kPixelBytes) * (walk.base + y * walk.dy);
-    const ptrdiff_t step = static_cast<ptrdiff_t>(kPixelBytes) * walk.dx;
-    uint8_t* r =
-        out + static_cast<size_t>(y) * static_cast<size_t>(recipe.width) * (recipe.planar ? 1 : 3);
-    if (recipe.planar && (walk.dx == 1 || walk.dx == -1)) {
-      const bool flip = walk.dx < 0;
-      if (flip) p -= static_cast<ptrdiff_t>(kPixelBytes) * (recipe.width - 1);
+    T* out = static_cast<T*>(to) + static_cast<size_t>(y) * columns * beside;
+    size_t x = 0;
 #if defined(__x86_64__)
-      if (avx2) {
-        planes_avx2(p, recipe.width, flip, r, r + plane, r + 2 * plane);
-        continue;
-      }
-#endif
-      planes_plain(p, recipe.width, flip, r, r + plane, r + 2 * plane);
-      continue;
+    if (avx2 && recipe.planar && (walk.dx == 1 || walk.dx == -1)) {
+      x = planes_avx2(p, step, columns, levels, out, channel);
+      p += static_cast<ptrdiff_t>(x) * step;
     }
-    for (int x = 0; x < recipe.width; ++x, p += step) {
-      if (recipe.planar) {
-        r[x] = p[0], r[plane + static_cast<size_t>(x)] = p[1],
-        r[2 * plane + static_cast<size_t>(x)] = p[2];
-      } else {
-        r[3 * x] = p[0], r[3 * x + 1] = p[1], r[3 * x + 2] = p[2];
-      }
+#endif
+    for (T* o = out + x * beside; x < columns; ++x, p += step, o += beside) {
+      const T red = level(0, p[0]), green = level(1, p[1]), blue = level(2, p[2]);
+      o[0] = red, o[channel] = green, o[2 * channel] = blue;
     }
   }
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
   (void)avx2;
 }
 
@@ -464,6 +446,7 @@ void Resizer::run(const Recipe& recipe, const Plan& plan, int orientation, const
 
 void Resizer::write(const Recipe& recipe, const Plan& plan, int orientation, int columns, int rows,
                     void* out) {
+  const bool avx2 = has_avx2() && !plain;
   const uint8_t* pixels = small_.data;
   Walk walk = walk_of(recipe, plan, orientation, columns, rows,
                       static_cast<ptrdiff_t>(small_.stride / kPixelBytes));
@@ -476,21 +459,18 @@ void Resizer::write(const Recipe& recipe, const Plan& plan, int orientation, int
       const ptrdiff_t step = static_cast<ptrdiff_t>(kPixelBytes) * walk.dx;
       for (int x = 0; x < recipe.width; ++x, p += step) std::memcpy(to++, p, kPixelBytes);
     }
-    augmenter_.run(plan.steps, recipe.width, recipe.height, has_avx2() && !plain);
+    augmenter_.run(plan.steps, recipe.width, recipe.height, avx2);
     pixels = reinterpret_cast<const uint8_t*>(upright.data());
     walk = {0, 1, recipe.width};
   }
   switch (recipe.type) {
     case Type::kUint8:
-      write_bytes(recipe, walk, pixels, has_avx2() && !plain, static_cast<uint8_t*>(out));
-      return;
+      return write_pixels<uint8_t>(recipe, walk, pixels, avx2, out);
     case Type::kFloat32:
-      write_levels(recipe, walk, pixels, static_cast<float*>(out));
-      return;
+      return write_pixels<float>(recipe, walk, pixels, avx2, out);
     case Type::kFloat16:
     case Type::kBfloat16:
-      write_levels(recipe, walk, pixels, static_cast<uint16_t*>(out));
-      return;
+      return write_pixels<uint16_t>(recipe, walk, pixels, avx2, out);
   }
 }
 
