@@ -193,6 +193,24 @@ def test_usr1_has_a_script_that_asks_save_and_asks_for_a_new_start(launch, photo
     assert (seen_counts(launch.folder / "c", 2) == 1).all()
 
 
+def test_ranks_that_begin_to_ask_after_the_request_leave_all_the_same(launch):
+    """What loads for longer than a short job may last must not run into its time limit unasked."""
+    script = launch.folder / "late.py"
+    script.write_text(
+        "import pathlib, time\nimport headrace as hr\npathlib.Path('begun').touch()\n"
+        "while not pathlib.Path('go').exists():\n    time.sleep(0.05)\n"
+        "while not hr.cluster.should_stop():\n    time.sleep(0.05)\n"
+    )
+    launch.start("--framework", "plain", "--no-daemon", str(script), nodes=1)
+    assert until((launch.folder / "begun").exists, 30.0)
+    launch.process.send_signal(signal.SIGUSR1)
+    assert any("or not yet" in line for line in launch.process.stderr)
+    (launch.folder / "go").touch()
+    code, _, err = launch.end()
+    assert code == 75, err
+    assert launch.report["why"] == "asked to start again (SIGUSR1); the ranks left"
+
+
 def test_usr1_is_handed_to_scripts_that_know_it_and_kills_no_other(launch):
     script = launch.folder / "own.sh"
     script.write_text(

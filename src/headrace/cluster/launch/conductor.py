@@ -47,6 +47,9 @@ _FAILED_S = 1.0
 
 _FAILED_GRACE_S = 5.0
 _GONE_S = 15.0
+_AGAIN_S = 2.0
+"""Between two requests to leave, while no rank's script asks for them: it may still load what it needs."""
+
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -94,6 +97,7 @@ class Conductor:
         self._agreement: StopAgreement | None = None
         self._failure: RankFailure | None = None
         self._limit_s: float | None = None
+        self._again_s: float | None = None
         self._meeting: Meeting
         self.nodes: LaunchNodes
         self._starts: NodeStarts
@@ -338,6 +342,13 @@ class Conductor:
             else:
                 within_s = max(1.0, (left_s or 0.0) - 2.0)
                 self._ask(StopReason("the time limit", True, 0, within_s), now_s)
+        agreement = self._agreement
+        if agreement is not None and self._again_s is not None and now_s > self._again_s:
+            self._again_s = now_s + _AGAIN_S
+            if agreement.phase is StopPhase.NOBODY:
+                reason = agreement.reason
+                within_s = max(1.0, reason.within_s - (0.0 if reason.number else _AGAIN_S))
+                self._ask(replace(reason, within_s=within_s), now_s)
 
     def _ask(self, reason: StopReason, now_s: float) -> None:
         if self._agreement is None or self._agreement.phase is StopPhase.NOBODY:
@@ -358,13 +369,16 @@ class Conductor:
             self.nodes.send("stop_at", check=agreement.check)
             if agreement.phase is StopPhase.LEAVING:
                 self._say(f"{reason.text}: all ranks save and leave after the same step")
-            # The script asks nobody whether to stop: it gets the signal itself, if it knows what that is.
-            elif reason.number == signal.SIGUSR1:
-                self.nodes.send("forward", number=int(signal.SIGUSR1))
-            elif reason.number == 0:
+            elif not reason.cancels and self._again_s is None:
+                self._again_s = now_s + _AGAIN_S
+                what = "those that never do are cut off"
+                # The script asks nobody whether to stop: it gets the signal itself, if it knows what that is.
+                if reason.number:
+                    self.nodes.send("forward", number=reason.number)
+                    what = "those that handle SIGUSR1 get it"
                 self._remark(
-                    "the time limit is near, but the ranks do not ask whether to stop "
-                    "(hr.cluster.should_stop): they will be cut off"
+                    f"{reason.text}: the ranks do not ask whether to stop (hr.cluster.should_stop), or not "
+                    f"yet; {what}"
                 )
         if agreement.late(now_s):
             self._remark(
