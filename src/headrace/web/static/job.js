@@ -38,7 +38,7 @@ function show() {
   fill(parts.legend, tiers().length ? keys(tiers()) : []);
   const open = parts.tables.firstChild?.open;
   const step = Math.max(1, Math.floor(page.times.length / 20)), at = page.times.map((_, i) => i).filter((i) => (page.times.length - 1 - i) % step === 0);
-  fill(parts.tables, behind("As a table", () => table(["Time", "GPU use", "Waits", ...tiers().map((t) => t.label)], at.map((i) => [clock(page.times[i], true), percent(page.use[i]), percent(page.stall[i]), ...tiers().map((t) => rate(t.values[i]))]))));
+  fill(parts.tables, behind("As a table", () => table(["Time", ...(gpus ? ["GPU use"] : []), "Waits", ...tiers().map((t) => t.label)], at.map((i) => [clock(page.times[i], true), ...(gpus ? [percent(page.use[i])] : []), percent(page.stall[i]), ...tiers().map((t) => rate(t.values[i]))]))));
   if (open) parts.tables.firstChild.open = true;
   ranks();
   const total = Object.values(f.stall_s).reduce((a, b) => a + b, 0);
