@@ -10,8 +10,16 @@ from typer.testing import CliRunner
 
 from headrace.cli.app import app
 from headrace.insight.deliveries import sums_at
-from headrace.insight.epoch_proof import same_order, verify_epochs
-from headrace.order import Blocked, Sequential, Shuffled, Weighted, combine_hashes, order_hash
+from headrace.insight.epoch_proof import proof_lines, same_order, verify_epochs
+from headrace.order import (
+    Blocked,
+    Sequential,
+    Shuffled,
+    Subset,
+    Weighted,
+    combine_hashes,
+    order_hash,
+)
 from headrace.order.hash import position_hashes
 from headrace.trace import read_run
 from traces.runs import Loaders, made_run, steps_of
@@ -247,6 +255,12 @@ def test_an_order_that_cannot_be_made_again_is_proved_by_positions(tmp_path):
     (loader,) = proof_of(tmp_path / "run").loaders
     assert loader.holds
     assert "weighted" in loader.unchecked
+
+
+def test_of_a_subset_it_is_said_how_many_samples_it_has(tmp_path):
+    made_run(tmp_path / "run", order=Subset(np.arange(60), 100, seed=1))
+    lines = "\n".join(proof_lines(proof_of(tmp_path / "run")))
+    assert ": 60 of 100 samples, subset, seed 1" in lines
 
 
 @given(st.lists(st.integers(0, 130), max_size=8), st.integers(0, 5))
