@@ -55,6 +55,7 @@ def test_the_command_prints_figures_or_json(tmp_path):
     ended = CliRunner().invoke(app, given)
     assert ended.exit_code == 0, ended.output
     for message in (
+        "one run: each line was measured once",
         "sequential write",
         "random 64 KiB",
         "samples, packed",
