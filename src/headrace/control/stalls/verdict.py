@@ -17,6 +17,7 @@ import numpy as np
 
 from headrace.base.causes import Cause
 from headrace.base.text import bytes_text, counted
+from headrace.control.stalls.pauses import pauses_of
 from headrace.control.stalls.waits import (
     TURNS_MANY,
     Evidence,
@@ -220,12 +221,13 @@ def _decode(seconds: float, waits: StepWaits, _: ReadWaits, seen: Evidence) -> _
     if computed >= _COMPUTED_LITTLE:
         return f"{action}; or ask for more processors", 0.5 * seconds, "a decoder twice as fast"
     # Native decoders wait for nothing but a processor.
-    unless = "" if seen.native_decode else ", unless it sleeps, reads or locks itself"
-    action += (
-        "; besides, stop what else runs here, or ask for more processors: decoding had one for "
+    unless = "" if seen.native_decode else " (unless it sleeps, reads or locks itself)"
+    first = (
+        "stop what else runs here, or ask for more processors: decoding had one for "
         f"{max(0.01, computed):.0%} of its time{unless}"
     )
-    return action, seconds * (1.0 - computed), "decoding without what it waited, as slow as it is"
+    how = "decoding without what it waited, as slow as it is"
+    return f"{first}; besides, {action}", seconds * (1.0 - computed), how
 
 
 _BUSY: Final = 0.9
@@ -374,7 +376,7 @@ def _verdict_text(verdict: Verdict) -> str:
         f"verdict{label}: training waited {verdict.stall_s:.3g} s of {verdict.seconds:.3g} s "
         f"({verdict.stall:.1%}), {verdict.steps:,} steps"
     )
-    lines = [head, f"  {verdict.rank}"] if verdict.rank else [head]
+    lines = [head, *(f"  {each}" for each in (verdict.rank, verdict.pauses) if each)]
     for cause, seconds in verdict.causes.items():
         if verdict.share(cause) >= 0.01:
             lines.append(
@@ -431,6 +433,8 @@ class Verdict:
     """`simulated lustre` where the storage is not real."""
     rank: str = ""
     """`rank 1 of 2 by torchrun`: whose loader it is, and by whose word; '' where nobody has asked."""
+    pauses: str = ""
+    """Where the training loop itself stood, which is no stall; '' if it hardly did."""
 
     @property
     def main(self) -> Cause | None:
@@ -492,6 +496,12 @@ def verdict_of(
     needed = main is not None and stall_s > NEGLIGIBLE * seconds
     nothing = ("", 0.0, "")
     action, gain_s, gain_from = _action_for(main, case) if needed and main else nothing
+    pauses = pauses_of(steps[sensible(steps)], seconds)
+    if pauses and pauses.seconds > stall_s:
+        action = (
+            f"look at what your own loop does {pauses.where}: a validation, a checkpoint, a log?"
+        )
+        gain_s, gain_from = 0.0, f"up to {pauses.seconds:.3g} s, none of them waited for data"
     return Verdict(
         seconds=seconds,
         stall_s=stall_s,
@@ -504,6 +514,7 @@ def verdict_of(
         steps=len(waits.phases),
         dropped=waits.dropped,
         simulation=seen.simulation,
+        pauses=str(pauses or ""),
     )
 
 

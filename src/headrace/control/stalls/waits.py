@@ -292,7 +292,7 @@ def taken(waits: StepWaits, seen: Evidence) -> NDArray[np.float64]:
 
 def locked_out_s(waits: StepWaits, seen: Evidence) -> NDArray[np.float64]:
     """How long a thread that makes its own batches stood still because of others' Python code."""
-    stood_s = waits.phases[:, _READ] * (waits.reads == 0.0) * seen.in_process
+    stood_s: NDArray[np.float64] = waits.phases[:, _READ] * (waits.reads == 0.0) * seen.in_process
     return stood_s * taken(waits, seen) * others_share(waits, unseen=0.0)
 
 

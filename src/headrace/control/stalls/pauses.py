@@ -1,0 +1,58 @@
+"""Pauses: where a training loop itself stood, and no loader is to blame. Pure.
+
+A validation every thousand steps, a checkpoint, a log over a slow network: the time between the delivery of a
+batch and the next request is the loop's own, and most of it may lie in a few steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from headrace.base.text import duration_text
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_TIMES: Final = 5.0
+"""So many times as long as the middle step: one that does something else, too."""
+
+_LEAST_S: Final = 0.2
+_LEAST_SHARE: Final = 0.05  # of the whole time: less is not worth a word
+_STEPS_LEAST: Final = 8
+_NEEDED: Final = {"epoch", "step", "asked_s", "delivered_s"}
+
+
+@dataclass(frozen=True, slots=True)
+class Pauses:
+    """The long steps of a loop."""
+
+    seconds: float  # that they took longer than the middle one, added up
+    count: int
+    longest_s: float
+    usual_s: float
+    where: str  # after which step the longest was
+
+    def __str__(self) -> str:
+        several = f" in {self.count:,} steps, the longest {duration_text(self.longest_s)}"
+        return (
+            f"your own loop took {self.seconds:.3g} s longer than usual{several if self.count > 1 else ''} "
+            f"{self.where} (usually {duration_text(self.usual_s)} a step)"
+        )
+
+
+def pauses_of(steps: NDArray[np.void], seconds: float) -> Pauses | None:
+    """Find the pauses among sensible steps, dtype `STEP`, that took so long in all; None: hardly any."""
+    if len(steps) <= _STEPS_LEAST or not set(steps.dtype.names or ()) >= _NEEDED:
+        return None
+    worked_s = np.maximum(0.0, steps["asked_s"][1:] - steps["delivered_s"][:-1])
+    usual_s = float(np.median(worked_s))
+    long = np.flatnonzero(worked_s > max(_LEAST_S, _TIMES * usual_s))
+    paused_s = float((worked_s[long] - usual_s).sum())
+    if paused_s < _LEAST_SHARE * seconds or not len(long):
+        return None
+    at = int(worked_s.argmax())
+    where = f"after step {int(steps['step'][at])} of epoch {int(steps['epoch'][at])}"
+    return Pauses(paused_s, len(long), float(worked_s[at]), usual_s, where)
