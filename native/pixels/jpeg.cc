@@ -6,19 +6,10 @@
 // upsampling, as Pillow has them.
 #if HEADRACE_HAVE_JPEG
 
-#include <csetjmp>
-#include <cstddef>
-#include <cstdio>
 #include <cstring>
-#include <new>
-
-// Their headers need those above.
-// clang-format off
-#include <jpeglib.h>
-#include <jerror.h>
-// clang-format on
 
 #include "pixels/baseline.h"
+#include "pixels/jpeg_errors.h"
 #include "pixels/picture.h"
 
 namespace headrace::pixels {
@@ -27,34 +18,20 @@ namespace {
 // A progressive file may repeat its scans without end, each a walk over the whole picture.
 constexpr int kScansMax = 200;
 
-struct Errors {
-  jpeg_error_mgr base;  // first: libjpeg knows no more
-  std::jmp_buf escape;
-  char message[JMSG_LENGTH_MAX];
-  bool damaged;
-};
-
-[[noreturn]] void give_up(j_common_ptr common) {
-  auto* errors = reinterpret_cast<Errors*>(common->err);
-  if (errors->message[0] == 0) errors->base.format_message(common, errors->message);
-  std::longjmp(errors->escape, 1);
-}
-
-// libjpeg goes on after damage, with grey or repeated pixels: these must not be delivered.
 void note(j_common_ptr common, int level) {
   if (level >= 0) return;
-  auto* errors = reinterpret_cast<Errors*>(common->err);
-  if (common->err->msg_code == JWRN_EXTRANEOUS_DATA) return;  // between markers, no pixel is lost
+  auto* errors = reinterpret_cast<JpegErrors*>(common->err);
+  errors->warned = true;
+  if (errors->base.msg_code == JWRN_EXTRANEOUS_DATA) return;  // between markers, no pixel is lost
   if (!errors->damaged) errors->base.format_message(common, errors->message);
   errors->damaged = true;
 }
 
 void count_scans(j_common_ptr common) {
-  const auto* info = reinterpret_cast<j_decompress_ptr>(common);
-  if (info->input_scan_number <= kScansMax) return;
-  auto* errors = reinterpret_cast<Errors*>(common->err);
+  if (reinterpret_cast<j_decompress_ptr>(common)->input_scan_number <= kScansMax) return;
+  auto* errors = reinterpret_cast<JpegErrors*>(common->err);
   std::snprintf(errors->message, sizeof errors->message, "more than %d scans", kScansMax);
-  give_up(common);
+  JpegErrors::give_up(common);
 }
 
 // As Pillow converts: Adobe's files hold their inks inverted, and so do all others that are met.
@@ -71,14 +48,7 @@ void inks_to_rgb(uint8_t* row, int width) {
 
 class JpegDecoder final : public Decoder {
  public:
-  JpegDecoder() {
-    info_.err = jpeg_std_error(&errors_.base);
-    errors_.base.error_exit = give_up;
-    errors_.base.emit_message = note;
-    errors_.base.output_message = [](j_common_ptr) {};
-    errors_.message[0] = 0;
-    progress_.progress_monitor = count_scans;
-  }
+  JpegDecoder() { info_.err = errors_.init(); }
   ~JpegDecoder() override { jpeg_destroy_decompress(&info_); }
   JpegDecoder(const JpegDecoder&) = delete;
   JpegDecoder& operator=(const JpegDecoder&) = delete;
@@ -87,13 +57,12 @@ class JpegDecoder final : public Decoder {
 
   Reason open(std::span<const uint8_t> bytes, bool orientation, Header* header) override {
     bytes_ = bytes;
-    errors_.message[0] = 0;
-    errors_.damaged = false;
+    errors_.clear();
     if (setjmp(errors_.escape) != 0) return reason();
     // Tables of the picture before would be taken for those that this one lacks.
     jpeg_destroy_decompress(&info_);
     jpeg_create_decompress(&info_);
-    info_.progress = &progress_;
+    info_.progress = &errors_.progress;
     jpeg_mem_src(&info_, bytes.data(), bytes.size());
     jpeg_save_markers(&info_, JPEG_APP0 + 1, orientation ? 0xffff : 0);
     jpeg_read_header(&info_, TRUE);
@@ -157,17 +126,10 @@ class JpegDecoder final : public Decoder {
     picture->width = static_cast<int>(width);
     picture->allocate(memory_);
     if (picture->top > 0) jpeg_skip_scanlines(&info_, static_cast<JDIMENSION>(picture->top));
-    for (int y = 0; y < picture->height;) {
-      JSAMPROW rows[4];
-      const int count = picture->height - y < 4 ? picture->height - y : 4;
-      for (int i = 0; i < count; ++i)
-        rows[i] = picture->data + picture->stride * static_cast<size_t>(y + i);
-      const auto read =
-          static_cast<int>(jpeg_read_scanlines(&info_, rows, static_cast<JDIMENSION>(count)));
-      if (inks_) {
-        for (int i = 0; i < read; ++i) inks_to_rgb(rows[i], picture->width);
-      }
-      y += read;
+    for (int y = 0; y < picture->height; ++y) {
+      JSAMPROW row = picture->row(picture->top + y);
+      jpeg_read_scanlines(&info_, &row, 1);
+      if (inks_) inks_to_rgb(row, picture->width);
     }
   }
 
@@ -183,8 +145,7 @@ class JpegDecoder final : public Decoder {
   }
 
   jpeg_decompress_struct info_{};
-  jpeg_progress_mgr progress_{};
-  Errors errors_{};
+  JpegErrors errors_{};
   BaselineJpeg baseline_;
   Scratch memory_;
   std::span<const uint8_t> bytes_;
@@ -192,6 +153,22 @@ class JpegDecoder final : public Decoder {
 };
 
 }  // namespace
+
+jpeg_error_mgr* JpegErrors::init() {
+  jpeg_std_error(&base);
+  base.error_exit = give_up;
+  base.emit_message = note;
+  base.output_message = [](j_common_ptr) {};
+  progress.progress_monitor = count_scans;
+  clear();
+  return &base;
+}
+
+void JpegErrors::give_up(j_common_ptr common) {
+  auto* errors = reinterpret_cast<JpegErrors*>(common->err);
+  if (errors->message[0] == 0) errors->base.format_message(common, errors->message);
+  std::longjmp(errors->escape, 1);
+}
 
 std::unique_ptr<Decoder> make_jpeg_decoder() { return std::make_unique<JpegDecoder>(); }
 

@@ -5,22 +5,16 @@
 #if HEADRACE_HAVE_JPEG
 
 #include <algorithm>
-#include <csetjmp>
-#include <cstdio>
 #include <cstring>
 #include <limits>
 #include <mutex>
 #include <new>
 
-// After <cstdio>, which it needs.
-// clang-format off
-#include <jpeglib.h>
-// clang-format on
+#include "pixels/jpeg_errors.h"
 
 namespace headrace::pixels {
 namespace {
 
-constexpr int kScansMax = 200;
 // Between restart markers, in a row of MCUs. With markers at each row alone a crop needs what lies
 // to its left: 1.27 times as fast as without any at 2000 x 1500, 1.4 with these. 64 pixels take 0.3
 // % more bytes, and gain little.
@@ -30,31 +24,6 @@ constexpr size_t kAloneBytes = size_t{64} << 20;
 // What a file may grow by without loss: a progressive one says that a large area is flat in fewer
 // bits than there are blocks.
 constexpr size_t bound_of(size_t bytes) { return 2 * bytes + (size_t{64} << 10); }
-
-struct Errors {
-  jpeg_error_mgr base;  // first: libjpeg knows no more
-  std::jmp_buf escape;
-  bool warned;
-  bool full;
-};
-
-Errors& errors_of(j_common_ptr common) { return *reinterpret_cast<Errors*>(common->err); }
-
-[[noreturn]] void give_up(j_common_ptr common) { std::longjmp(errors_of(common).escape, 1); }
-
-void note(j_common_ptr common, int level) {
-  if (level < 0) errors_of(common).warned = true;
-}
-
-void count_scans(j_common_ptr common) {
-  if (reinterpret_cast<j_decompress_ptr>(common)->input_scan_number > kScansMax) give_up(common);
-}
-
-boolean out_of_room(j_compress_ptr info) {
-  auto* common = reinterpret_cast<j_common_ptr>(info);
-  errors_of(common).full = true;
-  give_up(common);
-}
 
 // The whole picture, decoded at its full size and reduced to `short_side` pixels; 0: not reduced.
 pixels::Recipe whole_picture(int short_side, int width, int height) {
@@ -74,21 +43,19 @@ bool begins(const jpeg_marker_struct& marker, const char* magic, size_t size) {
 struct Rewriter::Files {
   jpeg_decompress_struct in{};
   jpeg_compress_struct out{};
-  jpeg_progress_mgr progress{};
   jpeg_destination_mgr destination{};
-  Errors errors{};
+  JpegErrors errors{};
   Scratch memory;
   size_t capacity = 0;
 
   Files() {
-    in.err = out.err = jpeg_std_error(&errors.base);
-    errors.base.error_exit = give_up;
-    errors.base.emit_message = note;
-    errors.base.output_message = [](j_common_ptr) {};
+    in.err = out.err = errors.init();
     destination.init_destination = [](j_compress_ptr) {};
-    destination.empty_output_buffer = out_of_room;
+    destination.empty_output_buffer = [](j_compress_ptr info) -> boolean {
+      ERREXIT(info, JERR_BUFFER_SIZE);
+      return FALSE;
+    };
     destination.term_destination = [](j_compress_ptr) {};
-    progress.progress_monitor = count_scans;
   }
   ~Files() { close(); }
   Files(const Files&) = delete;
@@ -100,17 +67,19 @@ struct Rewriter::Files {
     jpeg_destroy_decompress(&in);
   }
 
-  Outcome failure() const { return errors.full ? Outcome::kGrows : Outcome::kDamaged; }
+  Outcome failure() const {
+    return errors.base.msg_code == JERR_BUFFER_SIZE ? Outcome::kGrows : Outcome::kDamaged;
+  }
 
   // Reads the header. kRewritten: nothing was odd so far.
   Outcome open(std::span<const uint8_t> bytes) {
-    errors.warned = errors.full = false;
+    errors.clear();
     if (setjmp(errors.escape) != 0) return failure();
     close();
     jpeg_create_compress(&out);
     out.dest = &destination;
     jpeg_create_decompress(&in);
-    in.progress = &progress;
+    in.progress = &errors.progress;
     jpeg_save_markers(&in, JPEG_COM, 0xffff);
     for (int i = 0; i < 16; ++i) jpeg_save_markers(&in, JPEG_APP0 + i, 0xffff);
     jpeg_mem_src(&in, bytes.data(), bytes.size());
@@ -313,10 +282,6 @@ Rewriter::Rewriter() {
 }
 Rewriter::~Rewriter() = default;
 Outcome Rewriter::rewrite(const Recipe&, std::span<const uint8_t>, std::span<const uint8_t>*) {
-  return Outcome::kOther;
-}
-Outcome Rewriter::reduced(const Recipe&, std::span<const uint8_t>) { return Outcome::kOther; }
-Outcome Rewriter::decoded(const Recipe&, std::span<const uint8_t>, std::span<const uint8_t>*) {
   return Outcome::kOther;
 }
 
