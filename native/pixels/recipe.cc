@@ -80,12 +80,8 @@ Axis cut(int start, int length, int outputs) { return cut(start, length, outputs
 
 // The middle `outputs` of a side that is resized to `resized` pixels.
 Axis middle(int side, int resized, int outputs) {
-  return {.low = 0,
-          .high = side,
-          .origin = 0,
-          .scale = static_cast<double>(side) / resized,
-          .first = static_cast<int>(std::nearbyint((resized - outputs) / 2.0)),
-          .count = outputs};
+  const double first = std::nearbyint((resized - outputs) / 2.0);
+  return cut(0, side, resized, static_cast<int>(first), outputs);
 }
 
 // Whether `part` pixels from `begin` on lie within a side, which is a picture's.
@@ -232,18 +228,8 @@ Plan draw(const Recipe& recipe, int width, int height, const Draw& what) {
 }
 
 double support_of(Filter filter) {
-  switch (filter) {
-    case Filter::kBox:
-      return 0.5;
-    case Filter::kBilinear:
-    case Filter::kHamming:
-      return 1.0;
-    case Filter::kBicubic:
-      return 2.0;
-    case Filter::kLanczos:
-      return 3.0;
-  }
-  return 0;
+  constexpr std::array kSupports = {0.5, 1.0, 1.0, 2.0, 3.0};
+  return kSupports[static_cast<size_t>(filter)];
 }
 
 double weight_of(Filter filter, double x) {
