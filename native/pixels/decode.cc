@@ -124,6 +124,21 @@ class PpmDecoder final : public Decoder {
   Scratch memory_;
 };
 
+// REQUIRES a format that `format_of` gives.
+std::unique_ptr<Decoder> make_decoder(Format format) {
+#if HEADRACE_HAVE_JPEG
+  if (format == Format::kJpeg) return make_jpeg_decoder();
+#endif
+#if HEADRACE_HAVE_DEFLATE
+  if (format == Format::kPng) return make_png_decoder();
+#endif
+#if HEADRACE_HAVE_WEBP
+  if (format == Format::kWebp) return make_webp_decoder();
+#endif
+  assert(format == Format::kPpm);
+  return std::make_unique<PpmDecoder>();
+}
+
 }  // namespace
 
 std::shared_ptr<const KeptPictures::Kept> KeptPictures::find(uint64_t index) const {
@@ -153,34 +168,6 @@ std::pair<size_t, size_t> KeptPictures::held() const {
   return {pictures_.size(), bytes_};
 }
 
-Decoder& Worker::decoder_of(Format format) {
-  std::unique_ptr<Decoder>& decoder = decoders_[static_cast<size_t>(format)];
-  if (decoder) return *decoder;
-  switch (format) {
-#if HEADRACE_HAVE_JPEG
-    case Format::kJpeg:
-      decoder = make_jpeg_decoder();
-      break;
-#endif
-#if HEADRACE_HAVE_DEFLATE
-    case Format::kPng:
-      decoder = make_png_decoder();
-      break;
-#endif
-#if HEADRACE_HAVE_WEBP
-    case Format::kWebp:
-      decoder = make_webp_decoder();
-      break;
-#endif
-    case Format::kPpm:
-      decoder = std::make_unique<PpmDecoder>();
-      break;
-    default:
-      assert(false);
-  }
-  return *decoder;
-}
-
 Reason Worker::decode(std::span<const Output> outputs, std::span<const uint8_t> bytes,
                       KeptPictures* kept) {
   const auto& [first, what, out] = outputs.front();
@@ -197,7 +184,14 @@ Reason Worker::decode(std::span<const Output> outputs, std::span<const uint8_t> 
       if (reason.empty() && recipe.keep_short == 0) {
         reason = decoded(outputs, header, *decoder);
       } else if (reason.empty()) {
-        reason = reduced(recipe, header, *decoder, &picture);
+        const auto [width, height] = upright(header);
+        const auto sides = recipe.kept_sides(width, height);
+        const Recipe reduction = recipe.reduction(sides);
+        auto made = std::make_shared<KeptPictures::Kept>(
+            KeptPictures::Kept{sides[0], sides[1], std::vector<uint8_t>(reduction.output_bytes())});
+        const Output whole{&reduction, {}, made->rgb.data()};
+        reason = decoded({&whole, 1}, header, *decoder);
+        if (reason.empty()) picture = std::move(made);
         if (picture && kept != nullptr) kept->add(what.index, picture);
       }
     }
@@ -272,23 +266,10 @@ Reason Worker::opened(std::span<const uint8_t> bytes, bool orientation, Header* 
   if (bytes.empty()) return "it is empty";
   const Format format = format_of(bytes);
   if (format == Format::kUnknown) return "it is none of the formats that are decoded here";
-  *decoder = &decoder_of(format);
+  std::unique_ptr<Decoder>& own = decoders_[static_cast<size_t>(format)];
+  if (!own) own = make_decoder(format);
+  *decoder = own.get();
   return (*decoder)->open(bytes, orientation, header);
-}
-
-Reason Worker::reduced(const Recipe& recipe, const Header& header, Decoder& decoder,
-                       std::shared_ptr<const KeptPictures::Kept>* picture) {
-  const auto [width, height] = upright(header);
-  const auto sides = recipe.kept_sides(width, height);
-  const Recipe reduction = recipe.reduction(sides);
-  auto made = std::make_shared<KeptPictures::Kept>();
-  made->width = sides[0];
-  made->height = sides[1];
-  made->rgb.resize(reduction.output_bytes());
-  const Output whole{&reduction, {}, made->rgb.data()};
-  if (Reason reason = decoded({&whole, 1}, header, decoder); !reason.empty()) return reason;
-  *picture = std::move(made);
-  return {};
 }
 
 Reason Worker::decoded(std::span<const Output> outputs, const Header& header, Decoder& decoder) {

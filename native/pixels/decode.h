@@ -84,11 +84,8 @@ class Worker {
 
  private:
   Reason decoded(std::span<const Output> outputs, const Header& header, Decoder& decoder);
-  Reason reduced(const Recipe& recipe, const Header& header, Decoder& decoder,
-                 std::shared_ptr<const KeptPictures::Kept>* picture);
   Reason opened(std::span<const uint8_t> bytes, bool orientation, Header* header,
                 Decoder** decoder);
-  Decoder& decoder_of(Format format);
 
   std::array<std::unique_ptr<Decoder>, 5> decoders_;
   // Of the last picture's last output, upright; and of all outputs, as they lie in the file.
