@@ -5,15 +5,10 @@
 
 #include "core/error.h"
 #include "core/permutation.h"
+#include "pixels/picture.h"
 
 namespace headrace::pixels {
 namespace {
-
-#if defined(__x86_64__)
-#define HEADRACE_AVX2 __attribute__((target("avx2")))
-#else
-#define HEADRACE_AVX2
-#endif
 
 // Loops that the compiler makes vectors of, for processors with AVX2 and for others.
 template <class Body>

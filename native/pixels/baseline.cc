@@ -2,8 +2,6 @@
 
 #if HEADRACE_HAVE_JPEG && defined(__x86_64__)
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstdio>
@@ -13,9 +11,6 @@
 // clang-format off
 #include <jpeglib.h>
 // clang-format on
-
-#define HEADRACE_AVX2 __attribute__((target("avx2,bmi2")))
-#define HEADRACE_INLINE __attribute__((target("avx2,bmi2"), always_inline)) inline
 
 namespace headrace::pixels {
 namespace {
@@ -408,11 +403,6 @@ HEADRACE_AVX2 void to_rgb(const uint8_t* y, const uint8_t* cb, const uint8_t* cr
   }
 }
 
-bool can_run() {
-  static const bool can = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
-  return can;
-}
-
 }  // namespace
 
 bool BaselineJpeg::Table::build(const uint8_t* of_length, const uint8_t* values, bool ac) {
@@ -685,7 +675,7 @@ const uint8_t* BaselineJpeg::chroma_row(const Component& component, const Grid& 
 
 bool BaselineJpeg::decode(const jpeg_decompress_struct& info, const Region& region, int shift,
                           Scratch& memory, Picture* picture) {
-  if (!can_run() || !choose(info, shift)) return false;
+  if (!has_avx2() || !choose(info, shift)) return false;
   const Component& luma = components_[0];
   const int mcu_width = luma.columns * luma.side, mcu_height = luma.rows * luma.side;
   Grid grid;

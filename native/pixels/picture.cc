@@ -3,17 +3,12 @@
 #include <algorithm>
 #include <cstring>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 namespace headrace::pixels {
 namespace {
 
 #if defined(__x86_64__)
 // Eight pixels at a time; returns how many are done. What is left has fewer than 32 bytes.
-__attribute__((target("avx2"))) size_t to_pixels_avx2(const uint8_t* rgb, size_t count,
-                                                      uint8_t* out) {
+HEADRACE_AVX2 size_t to_pixels_avx2(const uint8_t* rgb, size_t count, uint8_t* out) {
   const __m256i halves = _mm256_setr_epi32(0, 1, 2, 2, 3, 4, 5, 5);
   const __m256i bytes = _mm256_broadcastsi128_si256(
       _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1));
@@ -32,6 +27,15 @@ bool begins(std::span<const uint8_t> bytes, size_t at, const char* magic, size_t
 }
 
 }  // namespace
+
+bool has_avx2() {
+#if defined(__x86_64__)
+  static const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
+  return has;
+#else
+  return false;
+#endif
+}
 
 uint8_t* Scratch::get(size_t bytes) {
   if (bytes > capacity_) {
@@ -52,8 +56,7 @@ void Picture::allocate(Scratch& scratch) {
 void to_pixels(const uint8_t* rgb, size_t count, uint8_t* out) {
   size_t i = 0;
 #if defined(__x86_64__)
-  static const bool avx2 = __builtin_cpu_supports("avx2");
-  if (avx2) i = to_pixels_avx2(rgb, count, out);
+  if (has_avx2()) i = to_pixels_avx2(rgb, count, out);
 #endif
   for (; i < count; ++i) std::memcpy(out + kPixelBytes * i, rgb + 3 * i, 3);
 }

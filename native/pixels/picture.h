@@ -13,7 +13,18 @@
 
 #include "pixels/recipe.h"
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define HEADRACE_AVX2 __attribute__((target("avx2,bmi2")))
+#define HEADRACE_INLINE __attribute__((target("avx2,bmi2"), always_inline)) inline
+#else
+#define HEADRACE_AVX2
+#endif
+
 namespace headrace::pixels {
+
+// Whether this processor runs what is marked so.
+bool has_avx2();
 
 inline constexpr size_t kPixelBytes = 4;
 inline constexpr size_t kSlack = 64;

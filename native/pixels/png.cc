@@ -9,18 +9,13 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <new>
 #include <vector>
 
 #include "pixels/picture.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#define HEADRACE_AVX2 __attribute__((target("avx2")))
-#define HEADRACE_INLINE __attribute__((target("avx2"), always_inline)) inline
-#endif
 
 namespace headrace::pixels {
 namespace {
@@ -202,8 +197,7 @@ int unfilter_some(uint8_t* first, size_t stride, int count, const uint8_t* above
     if (first[static_cast<size_t>(r) * stride] > 4) count = r;
   }
 #if defined(__x86_64__)
-  static const bool avx2 = __builtin_cpu_supports("avx2");
-  if (avx2 && count > 0 && first[0] != 0 && first[0] != 2 && (pixel == 3 || pixel == 4)) {
+  if (has_avx2() && count > 0 && first[0] != 0 && first[0] != 2 && (pixel == 3 || pixel == 4)) {
     (pixel == 3 ? unfilter_at_once<3> : unfilter_at_once<4>)(first, stride, count, above, columns);
     return count;
   }
@@ -223,8 +217,7 @@ class PngDecoder final : public Decoder {
   PngDecoder& operator=(const PngDecoder&) = delete;
 
   Reason open(std::span<const uint8_t> bytes, bool orientation, Header* header) override {
-    colours_ = 0;
-    transparent_ = numbers_ = false;
+    transparent_ = false;
     data_.clear();
     exif_ = {};
     if (Reason reason = read_chunks(bytes); !reason.empty()) return reason;
@@ -240,7 +233,7 @@ class PngDecoder final : public Decoder {
 
   Reason numbers() override {
     if (bits_ > 8) return "it is no PNG of 8 bits and one channel";
-    numbers_ = true;
+    for (size_t i = 0; i < palette_.size(); ++i) palette_[i][0] = static_cast<uint8_t>(i);
     return {};
   }
 
@@ -271,7 +264,7 @@ class PngDecoder final : public Decoder {
 
   Reason read_chunks(std::span<const uint8_t> bytes) {
     bool has_header = false, ended = false;
-    size_t at = kSignature;
+    size_t colours = 0, at = kSignature;
     while (!ended) {
       if (bytes.size() - at < 12 || bytes.size() < at) return "the file is cut off";
       const size_t length = big_endian(&bytes[at]);
@@ -290,9 +283,9 @@ class PngDecoder final : public Decoder {
         has_header = true;
         if (Reason reason = read_header(body); !reason.empty()) return reason;
       } else if (type == tag("PLTE")) {
-        colours_ = std::min<size_t>(length / 3, 256);
+        colours = std::min<size_t>(length / 3, 256);
         for (auto& colour : palette_) colour = {0, 0, 0, 255};
-        for (size_t i = 0; i < colours_; ++i) std::memcpy(palette_[i].data(), &body[3 * i], 3);
+        for (size_t i = 0; i < colours; ++i) std::memcpy(palette_[i].data(), &body[3 * i], 3);
       } else if (type == tag("tRNS")) {
         transparent_ = true;
         for (size_t i = 0; i < std::min(length, palette_.size()); ++i) palette_[i][3] = body[i];
@@ -307,7 +300,10 @@ class PngDecoder final : public Decoder {
       }
     }
     if (data_.empty()) return "it has no pixels";
-    if (colour_ == kPalette && colours_ == 0) return "it has no palette";
+    if (colour_ == kPalette && colours == 0) return "it has no palette";
+    for (size_t i = 0; colour_ == kGrey && i < size_t{1} << depth_; ++i) {
+      palette_[i].fill(static_cast<uint8_t>(i * 255 / ((size_t{1} << depth_) - 1)));
+    }
     return {};
   }
 
@@ -322,17 +318,14 @@ class PngDecoder final : public Decoder {
     }
     if (body[10] != 0 || body[11] != 0 || body[12] > 1) return "its header names unknown methods";
     interlaced_ = body[12] == 1;
-    const bool powers = depth_ == 1 || depth_ == 2 || depth_ == 4;
-    const bool bytes = depth_ == 8 || depth_ == 16;
-    const size_t channels = colour_ == kTrue        ? 3
-                            : colour_ == kGreyAlpha ? 2
-                            : colour_ == kTrueAlpha ? 4
-                                                    : 1;
-    const bool known = colour_ == kGrey      ? powers || bytes
-                       : colour_ == kPalette ? powers || depth_ == 8
-                       : colour_ == kTrue || colour_ == kGreyAlpha || colour_ == kTrueAlpha ? bytes
-                                                                                            : false;
-    if (!known) return "its header names an unknown kind of pixels";
+    // Of each colour type: channels, and the sum of the depths that it may have.
+    constexpr std::array<std::array<uint8_t, 2>, 7> kKinds = {
+        {{1, 31}, {}, {3, 24}, {1, 15}, {2, 24}, {}, {4, 24}}};
+    if (static_cast<size_t>(colour_) >= kKinds.size() || !std::has_single_bit(depth_) ||
+        (kKinds[static_cast<size_t>(colour_)][1] & depth_) == 0) {
+      return "its header names an unknown kind of pixels";
+    }
+    const size_t channels = kKinds[static_cast<size_t>(colour_)][0];
     if (depth_ == 16 && (colour_ == kGrey || colour_ == kGreyAlpha))
       return "it is grey with 16 bits";
     bits_ = channels * depth_;
@@ -412,50 +405,23 @@ class PngDecoder final : public Decoder {
     const auto each = [&](auto&& convert) {
       for (; i < end; ++i, out += step) convert(i, out);
     };
-    const size_t wide = depth_ / 8;  // bytes of a channel; 0 below 8 bits
-    if (numbers_) {
-      each([&](uint32_t x, uint8_t* o) {
-        o[0] = wide != 0 ? row[x] : static_cast<uint8_t>(small(row, x));
-      });
-      return;
-    }
-    switch (colour_) {
-      case kTrue:
-      case kTrueAlpha: {
-        const size_t pixel = bits_ / 8;
-        if (pixel == 3 && !interlaced_) return to_pixels(row + i * pixel, end - i, out);
-        if (pixel == kPixelBytes && !interlaced_) {
-          std::memcpy(out, row + i * pixel, (end - i) * pixel);
-          return;
-        }
-        if (wide == 1) {  // four bytes at once: the last are of the next pixel, or alpha
-          each([&](uint32_t x, uint8_t* o) { std::memcpy(o, row + x * pixel, kPixelBytes); });
-          return;
-        }
-        each([&](uint32_t x, uint8_t* o) {
-          const uint8_t* p = row + x * pixel;
-          o[0] = p[0], o[1] = p[wide], o[2] = p[2 * wide], o[3] = p[3 * wide];
-        });
+    const size_t pixel = bits_ / 8, wide = depth_ / 8;  // 0: less than a byte
+    if (colour_ == kTrue || colour_ == kTrueAlpha) {
+      if (pixel == 3 && !interlaced_) return to_pixels(row + i * pixel, end - i, out);
+      if (pixel == kPixelBytes && !interlaced_) {
+        std::memcpy(out, row + i * pixel, (end - i) * pixel);
         return;
       }
-      case kGreyAlpha:
-        each([&](uint32_t x, uint8_t* o) {
-          o[0] = o[1] = o[2] = row[2 * x], o[3] = row[2 * x + 1];
-        });
-        return;
-      case kGrey:
-        if (wide != 0) {
-          each([&](uint32_t x, uint8_t* o) { o[0] = o[1] = o[2] = row[x]; });
-          return;
-        }
-        each([&](uint32_t x, uint8_t* o) {
-          o[0] = o[1] = o[2] = static_cast<uint8_t>(small(row, x) * (255u / ((1u << depth_) - 1)));
-        });
-        return;
-      default:
-        each([&](uint32_t x, uint8_t* o) {
-          std::memcpy(o, palette_[wide != 0 ? row[x] : small(row, x)].data(), kPixelBytes);
-        });
+      each([&](uint32_t x, uint8_t* o) {
+        const uint8_t* p = row + x * pixel;
+        o[0] = p[0], o[1] = p[wide], o[2] = p[2 * wide], o[3] = p[3 * wide];
+      });
+    } else if (colour_ == kGreyAlpha) {
+      each([&](uint32_t x, uint8_t* o) { o[0] = o[1] = o[2] = row[2 * x], o[3] = row[2 * x + 1]; });
+    } else {
+      each([&](uint32_t x, uint8_t* o) {
+        std::memcpy(o, palette_[wide != 0 ? row[x] : small(row, x)].data(), kPixelBytes);
+      });
     }
   }
 
@@ -472,11 +438,10 @@ class PngDecoder final : public Decoder {
   std::vector<std::span<const uint8_t>> data_;
   std::span<const uint8_t> exif_;
   std::array<std::array<uint8_t, 4>, 256> palette_{};
-  size_t colours_ = 0;
   uint32_t width_ = 0, height_ = 0;
   size_t bits_ = 0, depth_ = 0;
   int colour_ = 0;
-  bool interlaced_ = false, transparent_ = false, numbers_ = false;
+  bool interlaced_ = false, transparent_ = false;
 };
 
 }  // namespace

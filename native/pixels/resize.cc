@@ -8,10 +8,6 @@
 #include <cstring>
 #include <type_traits>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 namespace headrace::pixels {
 namespace {
 
@@ -95,8 +91,6 @@ Levels<T> levels_of(const Recipe& recipe) {
 }
 
 #if defined(__x86_64__)
-#define HEADRACE_AVX2 __attribute__((target("avx2")))
-
 // Two 16-bit weights for each 32-bit lane.
 HEADRACE_AVX2 inline __m256i pair_of(const int16_t* weights) {
   int32_t pair;
@@ -215,13 +209,6 @@ HEADRACE_AVX2 size_t planes_avx2(const uint8_t* in, ptrdiff_t step, size_t count
   }
   return x;
 }
-
-bool has_avx2() {
-  static const bool has = __builtin_cpu_supports("avx2");
-  return has;
-}
-#else
-bool has_avx2() { return false; }
 #endif
 
 // Where output pixel (x, y) comes from, in the picture as it was resized: `base + x * dx + y * dy`
