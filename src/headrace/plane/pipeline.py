@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import tee
+from itertools import islice, tee
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -24,11 +24,10 @@ from headrace.machine.host import available_memory
 from headrace.order import Blocked
 from headrace.plane.batch import Batch, OnError, Skipped
 from headrace.plane.batch_trace import NOT_READ, BatchTrace
-from headrace.plane.blocked import read_windows
 from headrace.plane.stage import StageStats, native_figures, own_knobs
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping
+    from collections.abc import Generator, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from headrace.plane.disk_cache import DiskCache
     from headrace.plane.images import Images
     from headrace.plane.loader import Span
-    from headrace.plane.stage import BatchReads, Stage
+    from headrace.plane.stage import BatchReads, PendingReads, Stage
     from headrace.plane.tiers import CacheReport, DiskTier, MemoryTier
     from headrace.plane.tokens import WindowReader
     from headrace.store import Store
@@ -393,9 +392,9 @@ class Pipeline:
         if not isinstance(order, Blocked):
             natives = self._read_batches(reader, order, epoch, ahead)
         elif self.decoding is None:
-            natives = read_windows(reader, order, epoch, ahead)
+            natives = _read_windows(reader, order, epoch, ahead)
         else:
-            natives = self.decoding.ahead_of(read_windows(reader, order, epoch, ahead), epoch)
+            natives = self.decoding.ahead_of(_read_windows(reader, order, epoch, ahead), epoch)
         try:
             for native, (position, _) in zip(natives, here, strict=True):
                 fetched = self._checked(native, epoch, position)
@@ -536,3 +535,59 @@ def _numbers_of(wanted: Sequence[str], available: Sequence[str]) -> list[int]:
     if missing:
         raise ValueError(f"the store has no part {missing[0]!r}, only {list(available)}")
     return [list(available).index(name) for name in wanted]
+
+
+# -- blocked orders --------------------------------------------------------------------------------
+
+_WINDOWS_AHEAD_MAX = 2  # windows that are submitted ahead of the one that is being consumed
+_Pieces = list[tuple[int, bool]]
+"""How positions fall into batches: numbers of samples, and whether the batch is complete with them."""
+
+
+def _windows(
+    order: Blocked, epoch: int, spans: Iterable[Span]
+) -> Iterator[tuple[NDArray[np.int64], _Pieces]]:
+    """Cut spans at the bounds of windows: the samples of each, and the pieces of batches that they are.
+
+    A padded span comes back to the first windows.
+    """
+    indices, pieces, bounds = [np.empty(0, np.int64)], _Pieces(), (0, 0)
+    for start, stop in spans:
+        if start == stop:
+            pieces.append((0, True))
+        at = start
+        while at < stop:
+            position = at % order.length
+            if not bounds[0] <= position < bounds[1]:
+                if pieces:
+                    yield np.concatenate(indices), pieces
+                indices, pieces = [np.empty(0, np.int64)], []
+                bounds = order.window_at(epoch, position)
+            count = min(stop - at, bounds[1] - position)
+            indices.append(order.indices(epoch, position, position + count))
+            at += count
+            pieces.append((count, at == stop))
+    if pieces:
+        yield np.concatenate(indices), pieces
+
+
+def _read_windows(
+    reader: BatchReads, order: Blocked, epoch: int, spans: Iterable[Span]
+) -> Generator[_native.Batch, None, None]:
+    """Yield the batch of each span, in order: whole windows are read, neighbours together, and cut."""
+    windows = ((reader.submit(i), pieces) for i, pieces in _windows(order, epoch, spans))
+    ahead: deque[tuple[PendingReads, _Pieces]] = deque()
+    batch: list[tuple[_native.Batch, int, int]] = []
+    while True:
+        ahead.extend(islice(windows, 1 + _WINDOWS_AHEAD_MAX - len(ahead)))
+        if not ahead:
+            return
+        pending, pieces = ahead.popleft()
+        native = pending.take()
+        at = 0
+        for count, complete in pieces:
+            batch.append((native, at, at + count))
+            at += count
+            if complete:
+                yield reader.gather(batch)
+                batch = []
