@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from headrace import api
-from headrace.base.checksum import crc32c, crc32c_blocks
+from headrace import _native, api
+from headrace.base.checksum import crc32c
 from headrace.errors import HeadraceError
 from headrace.store.format import CHECKSUM_BLOCK_BYTES, PAGE_BYTES
 from headrace.store.manifest import _document_crc, fingerprint_of
@@ -171,7 +171,7 @@ def good_directory(data: bytes) -> bytes:
     data = data[:16] + struct.pack("<Q", len(data)) + data[24:]
     payload = int.from_bytes(data[72:80], "little")
     if PAGE_BYTES < payload < len(data):
-        sums = crc32c_blocks(np.frombuffer(data[payload:], np.uint8), CHECKSUM_BLOCK_BYTES)
+        sums = _native.crc32c_blocks(np.frombuffer(data[payload:], np.uint8), CHECKSUM_BLOCK_BYTES)
         raw = sums.astype("<u4").tobytes()
         data = data[:PAGE_BYTES] + raw + data[PAGE_BYTES + len(raw) :]
         data = data[:56] + struct.pack("<QI", len(sums), crc32c(raw)) + data[68:]

@@ -19,7 +19,7 @@ from unittest import mock
 import numpy as np
 
 from headrace import _native
-from headrace.base.checksum import crc32c, crc32c_blocks
+from headrace.base.checksum import crc32c
 from headrace.errors import SampleNotFound
 from headrace.store import Store, open_store
 from headrace.store.directory import printable
@@ -408,7 +408,7 @@ class ReferenceDirectory:
     def verify(self) -> list[int]:
         """Checks every block; returns the file offsets of the damaged ones."""
         payload = self._bytes[self._header.payload_offset :]
-        computed = crc32c_blocks(payload, CHECKSUM_BLOCK_BYTES)
+        computed = _native.crc32c_blocks(payload, CHECKSUM_BLOCK_BYTES)
         bad = np.flatnonzero(computed != self._checksums)
         return [self._header.payload_offset + int(b) * CHECKSUM_BLOCK_BYTES for b in bad]
 

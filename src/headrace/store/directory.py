@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace import _native
-from headrace.base.checksum import crc32c, crc32c_blocks
+from headrace.base.checksum import crc32c
 from headrace.base.files import NewFile, remove_leftovers, write_all
 from headrace.errors import SourceError
 from headrace.store.format import (
@@ -344,7 +344,7 @@ def _page_checksums(fd: int, payload_offset: int, end: int) -> NDArray[np.uint32
         return np.zeros(0, "<u4")
     with mmap.mmap(fd, end, access=mmap.ACCESS_READ) as mapped:
         payload = np.frombuffer(mapped, np.uint8)[payload_offset:end]
-        checksums = crc32c_blocks(payload, CHECKSUM_BLOCK_BYTES).astype("<u4")
+        checksums = _native.crc32c_blocks(payload, CHECKSUM_BLOCK_BYTES).astype("<u4")
         del payload  # the map cannot close while an array looks into it
     return checksums
 
