@@ -19,7 +19,8 @@ from headrace.order import (
     combine_hashes,
     order_hash,
 )
-from headrace.order.mixed import pattern_of, whole_parts
+from headrace.order.mixed import pattern_of
+from headrace.store.mixture import whole_parts
 
 ORDERS = (Shuffled(100, seed=1), Shuffled(35, seed=2), Shuffled(7, seed=3))
 

@@ -22,10 +22,9 @@ comes again, whatever the proportions and wherever the mixture's epochs end.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from math import gcd, isfinite, lcm
+from math import gcd
 from operator import ge, sub
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -39,7 +38,7 @@ from headrace.order.randomness import Randomness
 from headrace.order.state import OrderState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     import numpy.typing as npt
 
@@ -60,40 +59,6 @@ _ROOMS = (1.0, 1.05, 1.1, 1.2, 1.4)
 
 _AHEAD = 8192  # positions that are computed together where they are asked for one after another
 _NOTHING = np.empty(0, np.int64)
-
-
-def whole_parts(proportions: Sequence[float | Fraction]) -> tuple[int, ...]:
-    """Return proportions as whole numbers in lowest terms: 0.7 and 0.3 are 7 and 3.
-
-    Decimals are taken as they are written. Where the exact numbers would sum to more than 2^30, they are
-    rounded to parts of 2^30. Raises OrderError if one is negative, not finite, or too small beside the
-    others, or none is above 0.
-    """
-    exact = []
-    for value in proportions:
-        if isinstance(value, bool) or not isfinite(value) or value < 0:
-            raise OrderError(f"a proportion is {value!r}, expected a finite number, at least 0")
-        number = value if isinstance(value, (int, Fraction)) else Fraction(repr(float(value)))
-        exact.append(Fraction(number))
-    total = sum(exact, Fraction(0))
-    if total == 0:
-        raise OrderError(f"all {len(exact)} proportions are 0, expected at least one above 0")
-    scale = lcm(*(each.denominator for each in exact))
-    parts = [int(each * scale) for each in exact]
-    common = gcd(*parts)
-    if sum(parts) // common <= PARTS_MAX:
-        return tuple(part // common for part in parts)
-    shares = [each * PARTS_MAX / total for each in exact]
-    parts = [int(share) for share in shares]
-    behind = sorted(range(len(parts)), key=lambda i: (parts[i] - shares[i], i))
-    for i in behind[: PARTS_MAX - sum(parts)]:
-        parts[i] += 1
-    for value, part in zip(exact, parts, strict=True):
-        if value and not part:
-            raise OrderError(
-                f"a proportion is {float(value / total):.3g} of all, expected 0 or at least 1e-9"
-            )
-    return tuple(parts)
 
 
 @dataclass(frozen=True, slots=True)
