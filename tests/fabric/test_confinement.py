@@ -12,7 +12,8 @@ import pytest
 
 from fabric.conftest import HOST, NQN, OTHER_HOST, write_disk
 from headrace.errors import FabricError
-from headrace.fabric.command import Admin, Feature, LogPage, Sqe
+from headrace.fabric import pdu as wire
+from headrace.fabric.command import Admin, Completion, Feature, LogPage, Sqe
 from headrace.fabric.confinement import Confinement, confine_calls
 from headrace.fabric.engine import EngineOptions, FabricEngine
 from headrace.fabric.host import Host, HostOptions, discover
@@ -163,12 +164,31 @@ def test_a_lost_connection_is_made_anew(confined, disks):
         assert np.array_equal(dest, data)
 
 
-def test_a_namespace_goes_and_hosts_are_told(confined):
+class Listening(Queue):
+    """A host's queue that asks for an asynchronous event, which stays live while other commands come and go."""
+
+    _EVENT_CID = 0xF000
+
+    def ask_event(self):
+        self.events = []
+        sqe = Sqe(Admin.ASYNC_EVENT, cid=self._EVENT_CID)
+        self._send(wire.encode(wire.Type.CAPSULE_CMD, sqe.pack(), form=self._format))
+
+    def _take(self, pdu, *expected):
+        end = wire.COMMON.size + 16
+        if (event := Completion.unpack(pdu.header[end - 16 : end])).cid != self._EVENT_CID:
+            return super()._take(pdu, *expected)
+        self.events.append(event)
+        return None
+
+
+def test_a_namespace_goes_and_hosts_are_told(confined, monkeypatch):
+    monkeypatch.setattr("headrace.fabric.host.Queue", Listening)
     with Host(confined.address, NQN, HOST) as host:
         notices = Sqe(Admin.SET_FEATURES, cdw10=Feature.ASYNC_EVENTS, cdw11=_NAMESPACE_NOTICES)
         host._command(notices, what="Set Features")
         with host._lock:
-            host._admin.ask_event(Sqe(Admin.ASYNC_EVENT))
+            host._admin.ask_event()
         assert set(host.namespaces()) == {1, 2}
         assert not host._admin.events
         assert confined.ask("remove 2") is None

@@ -1,7 +1,7 @@
 """Queue: a host's side of one connection while it carries control commands, on a blocking socket.
 
-One command at a time, with a deadline; asynchronous events that complete meanwhile are kept. An I/O
-queue is connected here and then handed over (`detach`) to the native data path.
+One command at a time, with a deadline. An I/O queue is connected here and then handed over (`detach`) to
+the native data path.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from headrace.fabric.chap_exchange import Exchange
     from headrace.fabric.identity import HostIdentity
 
-_EVENT_CID = 0xF000
-"""CIDs from here on are asynchronous events': they stay live for hours."""
+_CIDS = 0xFFFF  # 0xFFFF itself should not be used
 _DATA_MAX = 1 << 20
 _NO_FLOW_CONTROL = 0xFFFF
 _LAST = 4
@@ -81,8 +80,6 @@ class Queue:
         )
         self._cid = 0
         self._flow_control = True
-        self._events_asked: list[int] = []
-        self.events: list[Completion] = []
         try:
             self._socket = socket.create_connection(address, timeout=timeout_s)
         except OSError as e:
@@ -193,7 +190,7 @@ class Queue:
             FabricError: the connection or its time ended.
             ProtocolError: the controller breaks the protocol.
         """
-        self._cid = (self._cid + 1) % _EVENT_CID
+        self._cid = (self._cid + 1) % _CIDS
         sqe = sqe._replace(cid=self._cid)
         if expect:
             sqe = sqe._replace(sgl_type=0x5A, sgl_length=expect)
@@ -217,14 +214,6 @@ class Queue:
                     raise PduFault(Fatal.SEQUENCE_ERROR, 22, "success before all data came")
             return completion, bytes(received)
 
-    def ask_event(self, sqe: Sqe) -> None:
-        """Sends an Asynchronous Event Request: its completion, some day, lands in `events`."""
-        cid = _EVENT_CID
-        while cid in self._events_asked:
-            cid += 1
-        self._events_asked.append(cid)
-        self._send(wire.encode(Type.CAPSULE_CMD, sqe._replace(cid=cid).pack(), form=self._format))
-
     def detach(self, *, qid: int, entries: int, connected: Completion) -> ConnectedQueue:
         """Hands the socket over to a data path."""
         taken, self._socket = self._socket, socket.socket()
@@ -247,16 +236,12 @@ class Queue:
     def _take(
         self, pdu: wire.Pdu, received: bytearray, expect: int, less: bool
     ) -> Completion | None:
-        """One PDU of the controller's: our completion, or None."""
+        """One PDU of the controller's: our completion, or None where more is to come."""
         if pdu.type is Type.C2H_DATA:
             return self._take_data(pdu, received, expect, less)
         if pdu.type is not Type.CAPSULE_RESP:
             raise PduFault(Fatal.SEQUENCE_ERROR, 0, f"{pdu.type.name}: this host sends no data")
         completion = Completion.unpack(pdu.header[wire.COMMON.size : wire.COMMON.size + 16])
-        if completion.cid in self._events_asked:
-            self._events_asked.remove(completion.cid)
-            self.events.append(completion)
-            return None
         if completion.cid != self._cid:
             raise PduFault(Fatal.INVALID_HEADER_FIELD, 20, f"CID {completion.cid} is not live")
         return completion
