@@ -171,8 +171,13 @@ class DataLoader(torch_data.DataLoader[T_co]):
         **newer: Any,
     ) -> None:
         if _is_store(dataset):
-            dataset, collate_fn = _sampled(dataset, decode, collate_fn, newer)
-            decode, newer = None, {}
+            from headrace.frameworks.torch.dataset import SampledDataset, whole
+            from headrace.frameworks.torch.store_loader import check_sampled
+
+            check_sampled(newer)
+            sampled: Any = SampledDataset  # it takes more than torch's signature says
+            dataset = sampled(dataset, decode, collates=collate_fn is not None, **newer)
+            collate_fn, decode, newer = collate_fn or whole, None, {}
         if _TORCH_HAS_IN_ORDER:
             newer["in_order"] = in_order
         elif not in_order:
@@ -515,22 +520,6 @@ def _is_store(dataset: Any) -> bool:
     return isinstance(dataset, (str, os.PathLike)) or _is_a(
         dataset, "headrace.store.store", "Store"
     )
-
-
-def _sampled(
-    store: Any, decode: Any, collate_fn: Callable[[list[Any]], Any] | None, options: dict[str, Any]
-) -> tuple[Any, Callable[[list[Any]], Any] | None]:
-    """A store as the data set that torch's samplers choose from, and what puts its batches together.
-
-    Raises:
-        TypeError: an argument that the store's own order alone has, or that nobody knows.
-    """
-    from headrace.frameworks.torch.dataset import SampledDataset, whole
-    from headrace.frameworks.torch.store_loader import check_sampled
-
-    check_sampled(options)
-    dataset = SampledDataset(store, decode, collates=collate_fn is not None, **options)
-    return dataset, collate_fn or whole
 
 
 def _is_a(thing: Any, module: str, name: str) -> bool:
