@@ -32,6 +32,8 @@ from headrace.store.sources.scan import (
 _FOLDERS_PER_TASK = 16
 """Folders scanned by one task: enough to make the hand-over cheap beside the system calls."""
 
+_FEW = 64  # so many files of arrays may be a data set's rows; more are samples
+
 Ancestors = tuple[tuple[int, int], ...]
 
 
@@ -73,15 +75,17 @@ def scan_folder(
         files = [file for file in files if file[0] not in left]
     if verdict.kind != "files":
         return Shards(verdict.kind, [os.path.join(root, os.fsdecode(f[0])) for f in files], notes)
-    if options.format is None and not options.extensions:
+    names = [name for name, _, _ in files]
+    unsaid = options.format is None and not options.extensions and len(names) <= _FEW
+    if unsaid and all(name.lower().endswith(b".npy") and b"/" not in name for name in names):
         from headrace.store.sources.npy import check_not_rows
 
-        check_not_rows(root, [name for name, _, _ in files])
-    labels, classes = labels_of([name for name, _, _ in files], notes)
+        check_not_rows(root, names)
+    labels, classes = labels_of(names, notes)
     n = len(files)
     zeros = np.zeros(n, np.uint8)
     columns = columns_of(
-        [f[0] for f in files], zeros, zeros, np.fromiter((f[1] for f in files), np.uint64, n),
+        names, zeros, zeros, np.fromiter((f[1] for f in files), np.uint64, n),
         mtime=np.fromiter((f[2] for f in files), np.int64, n),
         labels=labels,
         class_names=classes,

@@ -15,7 +15,7 @@ import os
 import struct
 import zipfile
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -135,18 +135,11 @@ def _opened(path: str) -> Iterator[tuple[IO[bytes], os.stat_result]]:
         raise unreadable(path, e, "Check the file.") from e
 
 
-_FEW: Final = 64  # so many files of arrays may be a data set's rows; more are samples
-
-
 def check_not_rows(root: str, names: list[bytes]) -> None:
     """Refuse a folder of a few arrays, of which each file, or each row, could be the sample.
 
     Raises SourceError if the folder is such a one.
     """
-    if len(names) > _FEW or any(
-        b"/" in name or not name.lower().endswith(b".npy") for name in names
-    ):
-        return
     shapes = []
     for name in names:
         path = os.path.join(root, os.fsdecode(name))
