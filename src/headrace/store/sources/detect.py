@@ -56,7 +56,7 @@ _OPENERS = {
     "lines": _Opener("text", "open_lines", objects=True),
     "manifest": _Opener("text", "open_manifest", columns=True),
     "coco": _Opener("text", "open_coco"),
-    "zarr": _Opener("libraries", "open_zarr", columns=True),
+    "zarr": _Opener("hdf5", "open_zarr", columns=True),
     "lmdb": _Opener("libraries", "open_lmdb", columns=True),
     "lance": _Opener("libraries", "open_lance", columns=True),
     "tokens": _Opener("tokens", "scan_tokens"),

@@ -1,9 +1,10 @@
-"""HDF5 files as a source: each row of a data set, along its first axis, is a sample.
+"""HDF5 files and Zarr arrays as a source: each row of a data set, along its first axis, is a sample.
 
 h5py says where a data set's bytes lie. Contiguous ones, and chunked ones whose rows each lie in one
 chunk, are indexed there. Compressed rows, rows cut over several chunks and rows of variable length
 (which HDF5 keeps in heaps) are read through h5py, and can only be packed. There HDF5 itself reads what
-may be damaged: a broken heap would keep it busy for ever, so heaps are walked first.
+may be damaged: a broken heap would keep it busy for ever, so heaps are walked first. Zarr's chunks are
+compressed: its rows can only be packed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from headrace.store.sources.scan import (
     SourceOptions,
     Stream,
     StreamedRow,
+    StreamItem,
     check_unchanged,
+    choose_label,
     damaged,
     file_volume,
     label_array,
@@ -33,6 +36,7 @@ from headrace.store.sources.scan import (
     listed,
     no_samples,
     refused,
+    row_names,
     scan_rows,
     source_entry,
     stream_rows,
@@ -52,6 +56,7 @@ _ERRORS = (OSError, RuntimeError, ValueError, KeyError, TypeError, MemoryError, 
 """What h5py raises over damaged files."""
 
 _DATASETS_MAX = 100_000
+_ARRAYS_MAX = 10_000
 
 
 def open_hdf5(paths: list[str], options: SourceOptions) -> Scan | Stream:
@@ -147,7 +152,7 @@ class _File:
 
 
 def _is_label(item: Any) -> bool:
-    return len(item.shape) == 1 and item.dtype.kind in "iu"
+    return len(item.shape) == 1 and np.dtype(item.dtype).kind in "iu"
 
 
 def _choose(file: _File, options: SourceOptions) -> tuple[tuple[str, ...], str | None]:
@@ -280,10 +285,10 @@ def _stream(
         labels = file.labels(data, label)
         if any(item.dtype.hasobject for item in items):
             check_heaps(path)
-        yield from array_rows(names, items, labels)
+        yield from _array_rows(names, items, labels)
 
 
-def array_rows(
+def _array_rows(
     names: list[bytes],
     items: list[Any],
     labels: NDArray[np.int64] | None,
@@ -371,3 +376,80 @@ def _walk_heap(fd: int, at: int, size: int, path: str) -> None:
         if index == 0:
             return
         offset += step
+
+
+# -- Zarr --------------------------------------------------------------------------------------------
+
+
+def open_zarr(path: str, options: SourceOptions) -> Stream:
+    """The rows of a Zarr array, or of the arrays of a group, which are parts; versions 2 and 3."""
+    zarr = import_extra("zarr", f"reading {path}")
+    try:
+        node = zarr.open(path, mode="r")
+        arrays = _arrays(zarr, node)
+    except Exception as e:  # whatever its codecs raise over damaged metadata
+        raise unsound(path, "Zarr", e) from e
+    rows = {name: array for name, array in arrays.items() if array.shape}
+    if not rows:
+        raise no_samples(path, " in an array with rows")
+    names, label = _choose_arrays(path, rows, options)
+    count = rows[names[0]].shape[0]
+    parts = sorted(names, key=os.fsencode)
+    shapes = {
+        name: {"shape": list(rows[name].shape), "dtype": str(rows[name].dtype)} for name in names
+    }
+
+    def items() -> Iterator[StreamItem]:
+        try:
+            numbers = None if label is None else label_array(rows[label][:], path, label)
+            arrays = [rows[name] for name in parts]
+            # Whole chunks, however large: zarr decompresses each whole.
+            for _, row in _array_rows(list(map(os.fsencode, parts)), arrays, numbers, 1 << 62):
+                yield StreamItem(row_names(count, rows=[row.row])[0], row.parts, row.label)
+        except SourceError:
+            raise
+        except Exception as e:  # whatever its codecs raise over damaged chunks
+            raise unsound(path, "Zarr", e) from e
+
+    kept = {**options.to_json(), "arrays": shapes}
+    source = {"kind": "zarr", "path": os.path.abspath(path), **kept}
+    rest = [name for name in arrays if name not in (*names, label)]
+    reason = "Zarr's chunks are compressed"
+    return Stream(items, source, reason=reason, count=count, notes=left_out(rest))
+
+
+def _arrays(zarr: Any, node: Any) -> dict[str, Any]:
+    """Of a group, by path; of an array, itself without a name."""
+    if isinstance(node, zarr.Array):
+        return {"": node}
+    arrays = {}
+    for name, member in node.members(max_depth=None):
+        if isinstance(member, zarr.Array):
+            arrays[name] = member
+        if len(arrays) > _ARRAYS_MAX:
+            break
+    return arrays
+
+
+def _choose_arrays(
+    path: str, rows: dict[str, Any], options: SourceOptions
+) -> tuple[tuple[str, ...], str | None]:
+    """The arrays that are parts, and the one of labels, all of one number of rows."""
+    label = choose_label(list(rows.items()), _is_label, options, path, "one integer a row")
+    names = options.column or tuple(name for name in rows if name != label) or tuple(rows)
+    label = None if label in names else label
+    counts = {name: rows[name].shape[0] for name in (*names, *filter(None, [label]))}
+    if len(set(counts.values())) > 1:
+        raise refused(
+            path, f"its arrays differ in their rows: {listed([f'{n} {c}' for n, c in counts.items()])}.",
+            "Name those that belong together: column=('image', 'mask').",
+        )  # fmt: skip
+    for name in names:
+        if np.dtype(rows[name].dtype).kind not in "biufcSV":
+            raise refused(
+                path, f"array {name!r} holds {rows[name].dtype}, expected numbers or bytes of one length.",
+                "Name other arrays: column='image'.",
+            )  # fmt: skip
+    if not counts[names[0]]:
+        raise no_samples(path)
+    return names, label

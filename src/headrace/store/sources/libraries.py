@@ -1,4 +1,4 @@
-"""Data sets that are read through the library that wrote them: Zarr arrays, LMDB and Lance.
+"""Data sets that are read through the library that wrote them: LMDB and Lance.
 
 Their bytes are compressed, or lie where the library alone knows, so they can only be packed.
 """
@@ -9,23 +9,14 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from headrace.base.extras import import_extra
-from headrace.errors import SourceError
 from headrace.store.sources.arrow import LabelReader, choose_columns, stream_batch, stream_table
-from headrace.store.sources.hdf5 import array_rows
 from headrace.store.sources.scan import (
     SourceOptions,
     Stream,
     StreamItem,
-    choose_label,
-    label_array,
-    left_out,
-    listed,
     no_samples,
     refused,
-    row_names,
     unsound,
 )
 
@@ -35,91 +26,9 @@ if TYPE_CHECKING:
     from headrace.store.sources.arrow import ArrowColumns
     from headrace.store.sources.scan import StreamedRow
 
-_ARRAYS_MAX: Final = 10_000
-
 
 def _source(kind: str, path: str, options: SourceOptions, **more: Any) -> dict[str, Any]:
     return {"kind": kind, "path": os.path.abspath(path), **options.to_json(), **more}
-
-
-# -- Zarr --------------------------------------------------------------------------------------------
-
-
-def open_zarr(path: str, options: SourceOptions) -> Stream:
-    """The rows of a Zarr array, or of the arrays of a group, which are parts; versions 2 and 3."""
-    zarr = import_extra("zarr", f"reading {path}")
-    try:
-        node = zarr.open(path, mode="r")
-        arrays = _arrays(zarr, node)
-    except Exception as e:  # whatever its codecs raise over damaged metadata
-        raise unsound(path, "Zarr", e) from e
-    rows = {name: array for name, array in arrays.items() if array.shape}
-    if not rows:
-        raise no_samples(path, " in an array with rows")
-    names, label = _choose_arrays(path, rows, options)
-    count = rows[names[0]].shape[0]
-    parts = sorted(names, key=os.fsencode)
-    shapes = {
-        name: {"shape": list(rows[name].shape), "dtype": str(rows[name].dtype)} for name in names
-    }
-
-    def items() -> Iterator[StreamItem]:
-        try:
-            numbers = None if label is None else label_array(rows[label][:], path, label)
-            arrays = [rows[name] for name in parts]
-            # Whole chunks, however large: zarr decompresses each whole.
-            for _, row in array_rows(list(map(os.fsencode, parts)), arrays, numbers, 1 << 62):
-                yield StreamItem(row_names(count, rows=[row.row])[0], row.parts, row.label)
-        except SourceError:
-            raise
-        except Exception as e:  # whatever its codecs raise over damaged chunks
-            raise unsound(path, "Zarr", e) from e
-
-    source = _source("zarr", path, options, arrays=shapes)
-    rest = [name for name in arrays if name not in (*names, label)]
-    reason = "Zarr's chunks are compressed"
-    return Stream(items, source, reason=reason, count=count, notes=left_out(rest))
-
-
-def _arrays(zarr: Any, node: Any) -> dict[str, Any]:
-    """Of a group, by path; of an array, itself without a name."""
-    if isinstance(node, zarr.Array):
-        return {"": node}
-    arrays = {}
-    for name, member in node.members(max_depth=None):
-        if isinstance(member, zarr.Array):
-            arrays[name] = member
-        if len(arrays) > _ARRAYS_MAX:
-            break
-    return arrays
-
-
-def _choose_arrays(
-    path: str, rows: dict[str, Any], options: SourceOptions
-) -> tuple[tuple[str, ...], str | None]:
-    """The arrays that are parts, and the one of labels, all of one number of rows."""
-    label = choose_label(list(rows.items()), _is_label, options, path, "one integer a row")
-    names = options.column or tuple(name for name in rows if name != label) or tuple(rows)
-    label = None if label in names else label
-    counts = {name: rows[name].shape[0] for name in (*names, *filter(None, [label]))}
-    if len(set(counts.values())) > 1:
-        raise refused(
-            path, f"its arrays differ in their rows: {listed([f'{n} {c}' for n, c in counts.items()])}.",
-            "Name those that belong together: column=('image', 'mask').",
-        )  # fmt: skip
-    for name in names:
-        if np.dtype(rows[name].dtype).kind not in "biufcSV":
-            raise refused(
-                path, f"array {name!r} holds {rows[name].dtype}, expected numbers or bytes of one length.",
-                "Name other arrays: column='image'.",
-            )  # fmt: skip
-    if not counts[names[0]]:
-        raise no_samples(path)
-    return names, label
-
-
-def _is_label(array: Any) -> bool:
-    return len(array.shape) == 1 and np.dtype(array.dtype).kind in "iu"
 
 
 # -- LMDB --------------------------------------------------------------------------------------------
