@@ -18,6 +18,7 @@ from headrace.base.extras import import_extra
 from headrace.errors import SourceError
 from headrace.store.sources.scan import (
     NotInPlace,
+    Problem,
     Rows,
     Scan,
     SourceOptions,
@@ -32,7 +33,6 @@ from headrace.store.sources.scan import (
     label_array,
     left_out,
     listed,
-    null_problems,
     numbers_entry,
     refused,
     scan_rows,
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 
 _METADATA_BYTES_MAX = 16 << 20
+_NULLS_KEPT = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -567,3 +568,15 @@ def _stream(
             # How many rows there are is known at the end: names of more than 10 million grow longer.
             yield 0, item
         row += batch.num_rows
+
+
+def null_problems(path: str, column: str, rows: NDArray[np.int64]) -> list[Problem]:
+    """Problems for rows without a value; the first thousand, and a line for the rest."""
+    problems = [
+        Problem(path, f"row {row} of {column!r} is null") for row in rows[:_NULLS_KEPT].tolist()
+    ]
+    if len(rows) > _NULLS_KEPT:
+        problems.append(
+            Problem(path, f"{len(rows) - _NULLS_KEPT:,} more rows of {column!r} are null")
+        )
+    return problems

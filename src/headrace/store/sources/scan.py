@@ -311,7 +311,6 @@ LABEL_NAMES = ("label", "labels", "y")
 
 ROWS_MAX = 1 << 40  # rows of one file: more is damage, and would not fit into memory as names
 _DIGITS = 7
-_PROBLEMS_KEPT = 1000
 
 
 @dataclass(slots=True)
@@ -594,15 +593,3 @@ def stream_rows(
         items, source, reason=reason, class_names=class_names, notes=list(notes), count=count,
         skipped=skipped, label=label,
     )  # fmt: skip
-
-
-def null_problems(path: str, column: str, rows: NDArray[np.int64]) -> list[Problem]:
-    """Problems for rows without a value; the first thousand, and a line for the rest."""
-    problems = [
-        Problem(path, f"row {row} of {column!r} is null") for row in rows[:_PROBLEMS_KEPT].tolist()
-    ]
-    if len(rows) > _PROBLEMS_KEPT:
-        problems.append(
-            Problem(path, f"{len(rows) - _PROBLEMS_KEPT:,} more rows of {column!r} are null")
-        )
-    return problems
