@@ -227,7 +227,9 @@ def test_what_lies_beside_opened_files_is_read_first(tmp_path, folder, program, 
         run, copies = run_of(server), copies_of(server)
         one.opened([60, 61], ORIGINAL)  # in the last of three folders
         one.opened(range(62, 80), ORIGINAL)
-        until(lambda: run._ever.sum() == 20)  # opens are counted a moment before they are remembered
+        until(
+            lambda: run._ever.sum() == 20
+        )  # opens are counted a moment before they are remembered
         (root,) = server.files._roots.values()
         monkeypatch.setattr(root, "set_quota", lambda _: None)
         copies.set_quota(30 * 6144)
