@@ -286,7 +286,7 @@ def _show(
     lost = [job for job, of_job in statuses.items() if not of_job]
     if lost and not known:
         runs_on.known(lost)
-    known = [*map(runs_on.with_run, known), *map(runs_on.lost, lost)]
+    known = [*(status.with_run() for status in known), *map(runs_on.lost, lost)]
     if output.as_json:
         output.document({"jobs": [_status_document(status) for status in known]})
     elif known:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
@@ -115,6 +114,7 @@ class JobStatus:
         signal: that ended the script.
         submitted_s, started_s, ended_s: Unix seconds; a start in the future is an expected one.
         output: where its standard output goes, with all patterns filled in; None if unknown.
+        folder: its working directory; None if unknown.
         cause, resumed: what `headrace launch` says of its end, and from where it went on; "" if nothing.
     """
 
@@ -130,8 +130,20 @@ class JobStatus:
     started_s: float | None = None
     ended_s: float | None = None
     output: Path | None = None
+    folder: Path | None = None
     cause: str = ""
     resumed: str = ""
+
+    def with_run(self) -> JobStatus:
+        """With what the launch in the job has written of itself, where that can be read here."""
+        from headrace.cluster.manifest import told_by_run  # which stands on this module
+
+        if self.folder is None or self.state in {JobState.PENDING, JobState.UNKNOWN}:
+            return self
+        told = told_by_run(
+            self.folder, self.job_id, self.restarts, self.submitted_s or 0.0, self.ended_s
+        )
+        return replace(self, cause=told[0], resumed=told[1])
 
     @property
     def why(self) -> str:
@@ -250,19 +262,6 @@ class Executor(ABC):
     def lost(self, job_id: str) -> JobStatus:
         """The status of a job that is not known, or not any more."""
         return replace(self.last_seen(job_id), state=JobState.UNKNOWN, reason=self.gone)
-
-    def with_run(self, status: JobStatus) -> JobStatus:
-        """With what the launch in the job has written of itself, where that can be read here."""
-        from headrace.cluster.manifest import told_by_run
-
-        if status.state in {JobState.PENDING, JobState.UNKNOWN}:
-            return status
-        with contextlib.suppress(ClusterError, OSError):
-            folder = self.submission(status.job_id).directory
-            life = (status.job_id, status.restarts, status.submitted_s or 0.0)
-            cause, resumed = told_by_run(folder, *life) if folder else ("", "")
-            return replace(status, cause=cause, resumed=resumed)
-        return status
 
     def known(self, job_ids: Sequence[str]) -> Sequence[str]:
         """The jobs, all of which are known; ClusterError names the first that is not."""

@@ -31,7 +31,7 @@ from headrace.cluster.launch.stop_page import StopPhase
 from headrace.errors import LaunchError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from headrace.cluster.launch.nodes import NodeState
     from headrace.cluster.launch.plan import Launch
@@ -433,6 +433,12 @@ _CLOCKS_S = 60.0
 """So far may clocks of nodes differ."""
 
 
+def _paths(folder: Path, name: str) -> Iterator[Path]:
+    """Of the launches in one life of a job, one after the other."""
+    names = itertools.chain([name], (f"{name}-{n}" for n in itertools.count(2)))
+    return (Path(folder, _FOLDER, f"{each}.json") for each in names)
+
+
 class RunRecord:
     """One run's manifest, written before its ranks run and when they have ended."""
 
@@ -442,8 +448,7 @@ class RunRecord:
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(began))
         name = f"{place.job_id}-{place.restarts}" if place.job_id else f"{stamp}-{os.getpid()}"
         # A name that no other launch of the job has taken.
-        names = itertools.chain([name], (f"{name}-{n}" for n in itertools.count(2)))
-        paths = (Path(_FOLDER, f"{each}.json") for each in names)
+        paths = _paths(Path(), name)
         chosen = options.manifest or next(path for path in paths if not path.exists())
         self.path = Path(chosen).absolute()
         self._document: dict[str, Any] = {
@@ -501,12 +506,9 @@ def told_by_run(
         since_s: when the job was submitted; older manifests are of another job of that number.
         until_s: when it ended; likewise.
     """
-    paths = (path for path in Path(folder, _FOLDER).glob(f"{job}-{restarts}*.json"))
-    named = [path for path in paths if path.stem.removeprefix(f"{job}-{restarts}")[:1] in {"", "-"}]
-    if not named:
-        return "", ""
-    with contextlib.suppress(LaunchError, KeyError, TypeError):
-        manifest = read_manifest(max(named, key=lambda path: path.stat().st_mtime))
+    known = list(itertools.takewhile(Path.exists, _paths(folder, f"{job}-{restarts}")))
+    with contextlib.suppress(LaunchError, IndexError, KeyError, TypeError):
+        manifest = read_manifest(known[-1])
         until_s = time.time() if until_s is None else until_s
         if since_s - _CLOCKS_S < manifest["run"]["began_s"] < until_s + _CLOCKS_S:
             return str(manifest["result"]["why"]), str(manifest["result"]["resumed"])

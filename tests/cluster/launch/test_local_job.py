@@ -46,7 +46,7 @@ def test_a_job_that_is_sent_usr1_starts_again_where_it_stopped(launch, photos, t
         r"asked to start again \(SIGUSR1\); all ranks saved at step (\d+) and left", text
     )
     assert f"job {job}, restart 1: completed, 2 nodes" in text
-    resumed = executor.with_run(status).resumed
+    resumed = status.with_run().resumed
     assert resumed.startswith(f"resumed at step {steps} (epoch ")
     assert f"; {resumed}; epoch 1, position 36" in text
     assert (seen_counts(launch.folder / "checkpoints", 2) == 1).all()
@@ -131,7 +131,7 @@ def test_a_job_under_torchrun_ends_with_the_status_of_the_rank_that_failed(
     assert ended.exit_code == status, text
     assert f"headrace cluster resubmit {job}" in text
     (cause,) = (line for line in text.splitlines()[-2:] if "cause: " in line)
-    assert executor.with_run(ended).why in cause
+    assert ended.with_run().why in cause
     assert re.search(rf": rank 1 \(node {socket.gethostname()}\) {words}$", cause)
     assert text.count("Traceback") == ("raise" in end)
     assert not list((tmp_path / "tmp").iterdir())

@@ -187,6 +187,7 @@ def _status(job: LocalJob, task: int | None) -> JobStatus:
         job.task_id(task), job.name, state.shown, state.reason, nodes, state.exit_code, state.signal,
         state.restarts, job.submitted_s, state.started_s, state.ended_s,
         output=Path(state.output) if state.output else None,
+        folder=job.submission.directory,
     )  # fmt: skip
 
 

@@ -225,7 +225,7 @@ class RayExecutor(Executor):
             job.job_id, job.name, state, reason, tuple(facts.get("nodes", ())), facts.get("exit_code"),
             facts.get("signal"), facts.get("restarts", job.restarts), job.submitted_s,
             facts.get("started_s"), facts.get("ended_s") or (ended_ms / 1000 if ended_ms else None),
-            Path(job.submission.directory or "", output) if output else None,
+            Path(job.submission.directory or "", output) if output else None, job.submission.directory,
         )  # fmt: skip
 
     def _last_facts(self, submission_id: str) -> dict[str, Any]:

@@ -304,7 +304,8 @@ def _statuses(block: str) -> Iterator[JobStatus]:
     fields |= {"Name": name, "NodeList": _line_of(block, "NodeList").partition(" ")[0]}
     try:
         facts = job_facts(fields)
-        status = JobStatus(**facts, reason="" if reason == "None" else reason)
+        reason = "" if reason == "None" else reason
+        status = JobStatus(**facts, reason=reason, folder=Path(_line_of(block, "WorkDir")))
     except (KeyError, ValueError) as e:
         raise _unreadable("job", block, e) from e
     pattern = _line_of(block, "StdOut")
