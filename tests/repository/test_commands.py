@@ -23,7 +23,8 @@ def named(page: Path) -> list[str]:
         if block.language not in SHOWN and not block.language.startswith("py"):
             for line in re.sub(r"\\\n\s*", " ", block.text).splitlines():
                 at = IN_SHELL.search(line.partition(" #")[0])
-                if at and not line.lstrip().startswith("#"):
+                printed = block.language == "console" and not line.startswith("$ ")
+                if at and not printed and not line.lstrip().startswith("#"):
                     found.append(at[1])
     return found
 
