@@ -82,12 +82,15 @@ def _draw(console: Console, summary: Summary, *, verbose: bool) -> None:
         for i, each in enumerate(shuffles)
         if isinstance(each, dict)
     ]
+    what = "documents" if summary.tokens else "samples"
     facts = {
-        "samples": count_text(summary.samples),
+        what: count_text(summary.samples),
         "tokens": _tokens_text(summary.tokens),
         "bytes": f"{count_text(summary.bytes)} ({bytes_text(summary.bytes)})",
-        "sample size": f"{bytes_text(summary.size_min)} to {bytes_text(summary.size_max)}, "
-        f"mean {bytes_text(summary.size_mean)}",
+        "size" if summary.tokens else "sample size": (
+            f"{bytes_text(summary.size_min)} to {bytes_text(summary.size_max)}, "
+            f"mean {bytes_text(summary.size_mean)}"
+        ),
         "parts": ", ".join(summary.parts),
         "columns": ", ".join(f"{name} ({kind})" for name, kind in summary.columns.items()),
         "shuffled": ", ".join(seeds),
@@ -114,7 +117,7 @@ def _draw(console: Console, summary: Summary, *, verbose: bool) -> None:
             for b in summary.sizes
         ]  # fmt: skip
         console.print()
-        console.print(plain_table("from>", "below>", "samples>", "", title="sizes", rows=rows))
+        console.print(plain_table("from>", "below>", f"{what}>", "", title="sizes", rows=rows))
     if summary.classes:
         classes = summary.classes if verbose else summary.classes[:_CLASSES_SHOWN]
         labels = [
@@ -150,7 +153,8 @@ def _draw_segments(console: Console, summary: Summary, *, verbose: bool) -> None
             size = bytes_text(volume.bytes or 0)
             rows.append((name, samples, volume.kind, size, share, volume.path))
             name = samples = ""
-    headings = ("segment", "samples>", "volume", "bytes>", "resident>", "path")
+    what = "documents" if summary.tokens else "samples"
+    headings = ("segment", f"{what}>", "volume", "bytes>", "resident>", "path")
     table = plain_table(*headings, title="segments", rows=rows, overflow="fold", no_wrap=False)
     console.print()
     console.print(table)

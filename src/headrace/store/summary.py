@@ -144,11 +144,11 @@ def summarise(store: Store) -> Summary:
         label_mix=_label_mix(store),
         checksums=all(s.directory.has_crc for s in store.segments),
         segments=tuple(_segment(s, segment_bytes[s.base], store) for s in store.segments),
-        tokens=_tokens(store, total),
+        tokens=token_count(store, total),
     )
 
 
-def _tokens(store: Store, nbytes: int) -> TokenCount | None:
+def token_count(store: Store, nbytes: int) -> TokenCount | None:
     """Where all segments say that they hold tokens of one type, and nothing else."""
     stated = [segment.entry.source.get("tokens") for segment in store.segments]
     kinds = {

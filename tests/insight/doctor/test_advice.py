@@ -304,3 +304,27 @@ def test_a_diagnosis_is_plain_values():
     import dataclasses
 
     json.dumps(dataclasses.asdict(diagnose(EVERYTHING)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "command"),
+    [
+        ({"data": {"kind": "store", "format": "tokens"}, "decode": {"decoder": "", "side": 0}},
+         "windows", "TokenDataLoader('/scratch/train', length=1024"),
+        ({"data": {"format": "jsonl"}, "decode": {"format": "text", "decoder": "", "side": 0}},
+         "tokenize", "headrace tokenize /scratch/train tokens.hr --tokenizer"),
+    ],
+)  # fmt: skip
+def test_texts_are_to_be_tokens_and_tokens_windows(changes, key, command):
+    told = diagnose(findings(**changes), workers=8)
+    assert keys(told)[0] == key
+    assert command in told.advice[0].command
+    text = "\n".join(line for _, line in lines_of(told))
+    assert ("documents/s" in text and "tokens need no decoding" in text) is (key == "windows")
+
+
+def test_a_gain_is_told_in_what_the_data_are_counted_in():
+    told = diagnose(findings(), workers=8)
+    assert "images/s" in told.advice[0].gain
+    blocks = diagnose(findings(data={"in_place": False}, decode=None), workers=8)
+    assert "blocks/s" in blocks.advice[0].gain

@@ -87,6 +87,27 @@ def _worth_knowing(findings: Findings, torch: Expected | None, name: str) -> Ite
         )  # fmt: skip
 
 
+def _language(findings: Findings, name: str) -> Iterator[Advice]:
+    """Of texts and tokens: models read neither texts nor whole documents."""
+    data, decode = findings.data, findings.decode
+    if data is not None and data.format == "tokens":
+        yield Advice(
+            key="windows", do="Read windows of tokens, all of one length: one loader does it.",
+            because=f"the store has documents of tokens, typically {bytes_text(data.size_p50)} each, and the "
+            "rates above are of whole documents, read one by one",
+            gain="windows without padding, shuffled exactly, several read together",
+            command="from headrace.torch import TokenDataLoader\n"
+            f"TokenDataLoader({data.path!r}, length=1024, batch_size=8)", python=True,
+        )  # fmt: skip
+    elif decode is not None and decode.format == "text":
+        yield Advice(
+            key="tokenize", do="Encode the texts as tokens, once: a language model trains on these.",
+            because="the samples are texts, and each epoch would encode them again",
+            gain="nothing is encoded during training, and windows are shuffled exactly",
+            command=f"headrace tokenize {name} tokens.hr --tokenizer tokenizer.json --eos '</s>'",
+        )  # fmt: skip
+
+
 WORTH: Final = 1.15  # what gains less than this factor is within what is not known
 
 _COLD: Final = 0.1
@@ -123,7 +144,7 @@ def _advice_of(
     named = target or findings.data.path
     name = shlex.quote(shown(named) if is_url(named) else named)  # without the user's password
     failing = list(_what_fails(findings, batch, workers))
-    given = [advice for advice in failing if advice.blocking]
+    given = [*(a for a in failing if a.blocking), *_language(findings, name)]
     torch, ahead = expected[:2] or (None, None)  # of both loaders, as things are now
     work = work_of(findings)
     if work is not None and torch is not None and ahead is not None:
@@ -187,7 +208,7 @@ class _Gains:
 
     def _from_to(self, rate: float) -> str:
         before = rough_text(self.torch.per_s)
-        return f"{_times(self._factor(rate))}: {before} -> {rough_text(rate)} samples/s"
+        return f"{_times(self._factor(rate))}: {before} -> {rough_text(rate)} {unit_of(self.findings)}/s"
 
     def _read_ahead(self) -> Iterator[Advice]:
         work, storage = self.work, self.findings.storage
@@ -406,7 +427,7 @@ def unit_of(findings: Findings) -> str:
         return "images"
     if data is not None and not data.in_place:
         return "blocks"
-    return "samples"
+    return "documents" if data is not None and data.format == "tokens" else "samples"
 
 
 def _verdict(

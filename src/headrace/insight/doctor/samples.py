@@ -124,7 +124,10 @@ def measure_decoding(
     if not is_image and name not in ("npy", "npz"):
         why = "the samples are no images, npy or npz: decoding is not looked at"
         if all(_is_text(data) for _, data in samples[:_TEXTS_LOOKED_AT]):
-            why = "the samples are texts, which training takes as tokens: headrace tokenize"
+            name, why = (
+                "text",
+                "the samples are texts, which training takes as tokens: headrace tokenize",
+            )
         mean_bytes = sum(len(data) for _, data in samples) / len(samples)
         return Decode(format=name, decoder="", out_bytes=mean_bytes, why=why)
     decode = functools.partial(_scaled, pixels) if is_image else _load_numpy

@@ -58,6 +58,7 @@ from headrace.store.sources.contents import (
 )
 from headrace.store.sources.detect import LIBRARIES, detect_file, matches_of
 from headrace.store.sources.scan import Scan
+from headrace.store.summary import token_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -312,9 +313,10 @@ def _draw_samples(store: Store) -> tuple[DataSet, SamplePool]:
     first = store.segments[0].directory
     some = first.names(np.arange(min(first.samples, _NAMES), dtype=np.int64))
     formats = {format_of(os.fsdecode(name)) for name in some}
+    format_ = formats.pop() if len(formats) == 1 else "mixed"
     data = DataSet(
         path=shown(store.path), kind="object" if remote else "store",
-        format=formats.pop() if len(formats) == 1 else "mixed", samples=count, exact=True,
+        format="tokens" if token_count(store, 0) else format_, samples=count, exact=True,
         files=len(entries), nbytes=float(lengths.mean()) * count, **quantiles(lengths),
         classes=len(store.classes or ()),
     )  # fmt: skip

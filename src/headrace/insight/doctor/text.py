@@ -128,7 +128,8 @@ def _data(data: DataSet) -> str:
             text += f" ({', '.join(shares)}{', ...' if len(data.formats) > _FORMATS_SHOWN else ''})"
     else:
         inside = "" if data.kind in ("store", "object") else f" in {files}"
-        text = f"{about}{count_text(data.samples)} {kind}samples{inside}"
+        what = "documents of tokens" if data.format == "tokens" else f"{kind}samples"
+        text = f"{about}{count_text(data.samples)} {what}{inside}"
     if data.classes > 1:
         text += f" in {count_text(data.classes)} classes"
     size = f"{bytes_text(data.size_p50)}"
@@ -180,10 +181,12 @@ def _storage_rows(storage: StorageRates) -> list[tuple[str, ...]]:
 
 
 def _cpu(findings: Findings, environment: Environment) -> str:
-    decode, cpu = findings.decode, findings.cpu
+    decode, cpu, data = findings.decode, findings.cpu, findings.data
     cpus = f"{environment.cpus:g} CPU{'s' * (environment.cpus != 1)}"
     if cpu and cpu.others > _OTHERS_SHOWN:
         cpus += " (other programs want them, too)"
+    if data is not None and data.format == "tokens":
+        return f"{cpus}; tokens need no decoding"
     if decode is None or not decode.decoder or decode.sample_s <= 0:
         return f"{cpus}; {decode.why}" if decode is not None and decode.why else cpus
     scaled = f" and scaled to {decode.side} x {decode.side}" if decode.side else ""
