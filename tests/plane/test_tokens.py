@@ -461,3 +461,11 @@ def test_caches_and_limits_take_no_document_that_is_long(tmp_path, monkeypatch):
     monkeypatch.setenv("HEADRACE_CACHE_DIR", str(tmp_path / "cache"))
     with pytest.raises(StoreError, match="caches and limits take whole documents"):
         loader(store)
+
+
+def test_the_line_about_an_epoch_counts_windows(tmp_path, monkeypatch, capsys):
+    documents = [np.arange(100, dtype=np.uint16).tobytes()] * 4
+    hr.pack(documents, tmp_path / "t.hr")
+    monkeypatch.setenv("HEADRACE_VERDICT", "1")
+    windows = len(list(hr.tokens(tmp_path / "t.hr", 10, 1, stored="uint16")))
+    assert f"| {windows} windows |" in capsys.readouterr().err

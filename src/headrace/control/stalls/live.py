@@ -153,7 +153,7 @@ def tell_epoch(loader: Any, seen: int = 0, changes: Sequence[Change] = ()) -> in
         epoch = int(steps["epoch"][-1])
         kept = [change for change in changes if change.action == "keep"]
         verdict = verdict_on(loader, epoch=epoch)
-        line = epoch_line(epoch, steps[steps["epoch"] == epoch], verdict, kept)
+        line = epoch_line(epoch, steps[steps["epoch"] == epoch], verdict, kept, _unit(loader))
     except Exception:  # noqa: BLE001 - what says how training fares must not end it
         EPOCH_LOG.exception("nothing can be said of this epoch")
         return seen
@@ -163,12 +163,19 @@ def tell_epoch(loader: Any, seen: int = 0, changes: Sequence[Change] = ()) -> in
     return seen
 
 
+def _unit(loader: Any) -> str:
+    """What a loader's steps are counted in."""
+    order = getattr(getattr(loader, "_loader", loader), "order", None)
+    return "windows" if getattr(order, "describe", dict)().get("mode") == "windows" else "samples"
+
+
 def epoch_line(
-    epoch: int, steps: NDArray[np.void], verdict: Verdict, changes: Sequence[Change] = ()
-) -> str:
+    epoch: int, steps: NDArray[np.void], verdict: Verdict, changes: Sequence[Change] = (),
+    unit: str = "samples",
+) -> str:  # fmt: skip
     """A pass in a line."""
     samples = int(steps["samples"].sum()) - int(steps["left_out"].sum())
-    parts = [f"headrace: epoch {epoch}", f"{samples:,} samples"]
+    parts = [f"headrace: epoch {epoch}", f"{samples:,} {unit}"]
     if verdict.seconds > 0.0:
         parts.append(f"{samples / verdict.seconds:,.0f}/s")
     parts.append(verdict_line(verdict))
