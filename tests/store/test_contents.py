@@ -274,6 +274,10 @@ def test_pictures_of_coco_come_with_their_annotations(tmp_path):
             assert bytes(store.read(sample, part="image")) == PICTURES[0]
             boxes = json.loads(bytes(store.read(sample, part="annotations")))
             assert boxes == [a for a in document["annotations"] if a["image_id"] == 1000 - i]
+    another = path.with_name("instances_val2018.json")
+    another.write_bytes(path.read_bytes())
+    with pytest.raises(SourceError, match=r"val2018\.json: is a second COCO file"):
+        headrace.pack([path, another], tmp_path / "two")
 
 
 @pytest.mark.parametrize(
@@ -521,11 +525,9 @@ def test_each_file_is_read_as_its_own_first_bytes_say(tmp_path):
     halves = b"\n".join(line.encode() for line in TEXTS[:4]), TEXTS[4].encode()
     (root / "0.jsonl").write_bytes(codecs.BOM_UTF8 + b"\n".join(halves))
     for end in COMPRESSIONS:
-        # As one writes who appends to a compressed file: streams, one behind the other.
-        data = (
-            compress(end, codecs.BOM_UTF8 + halves[0]) + compress(end, b"\n" + halves[1]) + bytes(4)
-        )
-        (root / f"{end}.jsonl.{end}").write_bytes(data)
+        # As one writes who appends to a compressed file: streams, one behind the other, with padding.
+        streams = compress(end, codecs.BOM_UTF8 + halves[0]), compress(end, b"\n" + halves[1])
+        (root / f"{end}.jsonl.{end}").write_bytes(bytes(9000).join(streams) + bytes(4))
     assert headrace.pack(root, tmp_path / "out").samples == 25
     with headrace.open(tmp_path / "out") as store:
         assert [bytes(store.read(i)).decode() for i in range(25)] == TEXTS[:5] * 5

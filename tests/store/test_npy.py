@@ -44,6 +44,15 @@ def test_arrays_of_an_npz_are_parts_and_labels(tmp_path, reference, make):
             assert bytes(store.read(i, part="z")) == z[i].tobytes()
 
 
+def test_a_vector_in_fortran_order_is_rows(tmp_path):
+    with (tmp_path / "a.npy").open("wb") as file:  # as Julia writes it
+        header = {"descr": "<i4", "fortran_order": True, "shape": (3,)}
+        np.lib.format.write_array_header_1_0(file, header)
+        file.write(np.arange(3, dtype="<i4").tobytes())
+    with open_store(tmp_path / "a.npy") as store:
+        assert [store.read(i)[0] for i in range(3)] == [0, 1, 2]
+
+
 def test_labels_alone_are_rows(tmp_path):
     np.savez(tmp_path / "a.npz", y=np.arange(4))
     with open_store(tmp_path / "a.npz") as store:
@@ -134,6 +143,8 @@ def test_arrays_that_are_samples_stay_samples(tmp_path):
     (tmp_path / "classes").mkdir()
     arrays_in(tmp_path / "classes" / "a", one=np.zeros((4, 4)), two=np.zeros((4, 4)))
     assert index(tmp_path / "classes", tmp_path / "b.hr").samples == 2
+    ones = arrays_in(tmp_path / "ones", a=np.zeros((1, 4)), b=np.zeros((1, 9)))
+    assert index(ones, tmp_path / "c.hr").samples == 2
 
 
 @pytest.mark.parametrize("shapes", [((4, 2), (4, 2)), ((4, 2), (4, 3))])
