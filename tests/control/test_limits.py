@@ -131,6 +131,7 @@ def test_the_operators_word_counts_but_not_beyond_what_is_free(tmp_path):
     assert limits_of(root, memory_bytes=64 * MIB).origins["buffer_bytes"] == "memory_bytes="
     limits = limits_of(root, environment={"HEADRACE_MEMORY_BYTES": str(32 * MIB)})
     assert limits.buffer_bytes.high == 32 * MIB
+    assert limits_of(root, memory_bytes=1).buffer_bytes.high == 1
     assert limits_of(root, memory_bytes=700 * MIB).buffer_bytes.high == 250 * MIB
     for wrong in ("0", "-1", "2G", ""):
         with pytest.raises(ValueError, match="HEADRACE_MEMORY_BYTES"):

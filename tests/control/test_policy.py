@@ -79,6 +79,8 @@ def test_an_empty_policy_limits_nothing(text):
         ("jobs: {t: {priority: [high]}}", "expected high, normal or low"),
         ("jobs: {t: {user: 7}}", "expected a user's name"),
         ("jobs: [t]", "jobs: is ['t'], expected names"),
+        ("jobs: {'': {}}", "jobs: '' is no name"),
+        ("jobs: {yes: {}}", "jobs: True is no name"),
         ("[1, 2]", "the document is [1, 2]"),
         ("version: 2", "version: 2 is not known, expected 1"),
         ("lease_s: 0.1", "lease_s: is 0.1, expected 1 to 3600"),

@@ -9,9 +9,17 @@ from hypothesis import strategies as st
 
 from control.plant import PRESETS, Consumer, Plant, Storage
 from control.tuned import LIMITS, PERIOD_S, START, smallest, tuned
-from headrace.control.history import Knobs, PlaneHistory, PlaneInterval
+from headrace.control.history import (
+    TAIL_STALL,
+    Knobs,
+    PlaneHistory,
+    PlaneInterval,
+    PlaneWindow,
+    WindowEvidence,
+    batches_held,
+)
 from headrace.control.limits import Bounds, Limits
-from headrace.control.tuner import propose
+from headrace.control.tuner import Memory, propose
 from headrace.plane.stage import LATENCY_BUCKETS, latency_bucket
 
 GRID = [1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 90, 128, 181, 256, 362, 512]
@@ -264,3 +272,43 @@ def test_the_page_cache_needs_no_tuning():
         decision = propose(history, knobs, LIMITS)
         history = history.remembering(decision.memory)
         assert decision.knobs == knobs
+
+
+def test_the_buffer_outlasts_slow_reads_but_for_the_share_that_is_allowed():
+    counts = {20: 9_700, 26: 200, 30: 100}  # most reads take near 1 ms, few up to 46 ms
+    seconds = [
+        2 ** (bucket / 2) * (1 + (2**0.5 - 1) * k / count) * 1e-6
+        for bucket, count in counts.items()
+        for k in range(count)
+    ]
+    latency_us = [counts.get(bucket, 0) for bucket in range(LATENCY_BUCKETS)]
+    interval = PlaneInterval(seconds=1, batches=10_000, samples=10_000, bytes=1, reads=100)
+    held = batches_held(PlaneWindow.over([interval]), latency_us, 10_000)
+    cover_s = (held - 1) / 10_000  # 10,000 batches a second, of 100 reads
+    late_s = sum(max(0.0, each - cover_s) for each in seconds) / len(seconds)
+    assert 100 * late_s == pytest.approx(TAIL_STALL, rel=0.05)
+
+
+def test_the_wait_for_the_first_batch_is_not_held_against_a_setting():
+    history = PlaneHistory()
+    for interval in (
+        PlaneInterval(seconds=2, waited_s=2),
+        PlaneInterval(seconds=1, waited_s=1, batches=1, samples=8),
+        PlaneInterval(seconds=1, worked_s=1, batches=9, samples=72),
+    ):
+        history = history.after(interval)
+    window = WindowEvidence(history, Knobs(), Memory()).window
+    assert (window.batches, window.stall) == (9, 0)
+
+
+def test_a_rate_is_known_when_it_is_steady_or_was_watched_for_long():
+    def known(*reads):
+        history = PlaneHistory()
+        for count in (1, *reads):
+            interval = PlaneInterval(seconds=0.1, batches=1, samples=8, reads=count)
+            history = history.after(interval)
+        return WindowEvidence(history, Knobs(), Memory()).rate_known()
+
+    assert known(*[50] * 10)
+    assert not known(*[10, 90] * 5)
+    assert known(*[10, 90] * 10)
