@@ -44,6 +44,7 @@ def test_the_ratio_lies_inside_and_sides_can_be_exchanged(pairs):
     assert turned.ratio == pytest.approx(1 / found.ratio)
     if found.low > 0 and math.isfinite(found.high):
         assert turned.low == pytest.approx(1 / found.high, rel=1e-6)
+        assert found.high == pytest.approx(found.ratio * (1 + found.half_width), rel=1e-6)
 
 
 @given(st.lists(TIMES, min_size=2, max_size=12), st.floats(0.01, 100))
