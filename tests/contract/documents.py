@@ -97,7 +97,9 @@ def keys(value: Any, path: str = "") -> Iterator[str]:
     """One line for each leaf: where it stands, and of which type it is."""
     # An agent names the jobs of its machine, those of other tests among them.
     names_of_jobs = (
-        path == "jobs" and isinstance(value, list) and not any(isinstance(v, dict) for v in value)
+        path in {"elsewhere", "jobs"}
+        and isinstance(value, list)
+        and not any(isinstance(v, dict) for v in value)
     )
     if names_of_jobs or _VARIES.fullmatch(path):
         yield f"{path}: varies"
