@@ -15,6 +15,8 @@
 namespace headrace::pixels {
 namespace {
 
+// Bits of the buffer that a look-up does not see.
+constexpr int kUnseen = 64 - kLook;
 // An MCU of damaged bytes may read so far behind its segment before that is seen.
 constexpr size_t kOverrun = 4096;
 
@@ -74,8 +76,7 @@ struct Bits {
 };
 
 // One symbol and its value, of which at most 31 bits are there. False: there is no such code.
-template <class Table>
-HEADRACE_INLINE bool slow_symbol(Bits& bits, const Table& table, uint32_t seen, bool ac,
+HEADRACE_INLINE bool slow_symbol(Bits& bits, const HuffmanTable& table, uint32_t seen, bool ac,
                                  uint32_t* distance, int* value) {
   uint32_t size = seen >> 16;
   *distance = seen >> 8 & 0xff;
@@ -102,13 +103,11 @@ HEADRACE_INLINE bool slow_symbol(Bits& bits, const Table& table, uint32_t seen, 
 
 // The coefficients of a block but for the first, in natural order. Returns the index of the last
 // one, in zigzag order; -1: the bits are none of a block.
-template <class Table>
-HEADRACE_INLINE int read_ac(Bits& bits, const Table& table, int look, int16_t* block) {
+HEADRACE_INLINE int read_ac(Bits& bits, const HuffmanTable& table, int16_t* block) {
   uint32_t at = 0;
-  const int shift = 64 - look;
   while (true) {
     bits.refill();
-    uint64_t seen = table.pairs[bits.buffer >> shift];
+    uint64_t seen = table.pairs[bits.buffer >> kUnseen];
     if ((seen & kSlow) != 0) [[unlikely]] {
       uint32_t distance;
       int value;
@@ -136,7 +135,7 @@ HEADRACE_INLINE int read_ac(Bits& bits, const Table& table, int look, int16_t* b
       if (at > 63) goto end;
       block[kNatural[at]] = static_cast<int16_t>(seen >> 48);
       if (at == 63) return 63;
-      seen = table.pairs[bits.buffer >> shift];
+      seen = table.pairs[bits.buffer >> kUnseen];
     }
   }
 end:
@@ -144,15 +143,13 @@ end:
 }
 
 // The same where nobody wants them: several symbols at a time.
-template <class Table>
-HEADRACE_INLINE bool skip_ac(Bits& bits, const Table& table, int look) {
+HEADRACE_INLINE bool skip_ac(Bits& bits, const HuffmanTable& table) {
   uint32_t at = 0;
-  const int shift = 64 - look;
   while (true) {
     bits.refill();
     bool short_ones = true;
     for (int i = 0; i < 4; ++i) {
-      const uint32_t seen = table.skips[bits.buffer >> shift], distance = seen >> 8 & 0x7f;
+      const uint32_t seen = table.skips[bits.buffer >> kUnseen], distance = seen >> 8 & 0x7f;
       // At coefficient 63 a block ends without saying so.
       if ((seen & kUsed) == 0 || at + distance >= 63) {
         short_ones = false;
@@ -164,7 +161,7 @@ HEADRACE_INLINE bool skip_ac(Bits& bits, const Table& table, int look) {
     }
     if (short_ones) continue;
     bits.refill();
-    const uint32_t seen = table.fast[bits.buffer >> shift];
+    const uint32_t seen = table.fast[bits.buffer >> kUnseen];
     uint32_t distance = seen >> 8 & 0xff;
     if ((seen & kSlow) != 0) {
       int value;
@@ -177,10 +174,9 @@ HEADRACE_INLINE bool skip_ac(Bits& bits, const Table& table, int look) {
   }
 }
 
-template <class Table>
-HEADRACE_INLINE bool read_dc(Bits& bits, const Table& table, int look, int* difference) {
+HEADRACE_INLINE bool read_dc(Bits& bits, const HuffmanTable& table, int* difference) {
   bits.refill();
-  const uint32_t seen = table.fast[bits.buffer >> (64 - look)];
+  const uint32_t seen = table.fast[bits.buffer >> kUnseen];
   if ((seen & kSlow) != 0) [[unlikely]] {
     uint32_t distance;
     return slow_symbol(bits, table, seen, false, &distance, difference);
@@ -405,7 +401,7 @@ HEADRACE_AVX2 void to_rgb(const uint8_t* y, const uint8_t* cb, const uint8_t* cr
 
 }  // namespace
 
-bool BaselineJpeg::Table::build(const uint8_t* of_length, const uint8_t* values, bool ac) {
+bool HuffmanTable::build(const uint8_t* of_length, const uint8_t* values, bool ac) {
   // Most files have the same tables.
   if (std::memcmp(counts.data(), of_length, counts.size()) == 0 &&
       std::memcmp(symbols.data(), values, symbols.size()) == 0) {
@@ -565,13 +561,13 @@ HEADRACE_AVX2 bool BaselineJpeg::read_block(Bits* at, const Component& component
                                             int16_t* block, uint8_t* out) {
   Bits bits = *at;
   int difference;
-  if (!read_dc(bits, *component.dc, kLook, &difference)) return false;
+  if (!read_dc(bits, *component.dc, &difference)) return false;
   *dc = static_cast<int16_t>(*dc + difference);
   if constexpr (!kWanted) {
-    if (!skip_ac(bits, *component.ac, kLook)) return false;
+    if (!skip_ac(bits, *component.ac)) return false;
     *at = bits;
   } else {
-    const int last = read_ac(bits, *component.ac, kLook, block);
+    const int last = read_ac(bits, *component.ac, block);
     *at = bits;
     if (last < 0) return false;
     const size_t stride = component.stride;

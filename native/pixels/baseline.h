@@ -19,6 +19,24 @@ struct jpeg_decompress_struct;
 
 namespace headrace::pixels {
 
+// Bits that one look-up sees. Most codes fit with the value that follows them.
+inline constexpr int kLook = 11;
+
+struct HuffmanTable {
+  std::array<uint8_t, 17> counts{};
+  std::array<uint8_t, 256> symbols{};
+  // See `entry` in baseline.cc.
+  std::array<uint32_t, 1 << kLook> fast;
+  std::array<uint16_t, 1 << kLook> skips;
+  std::array<uint64_t, 1 << kLook> pairs;
+  // Of codes of each length: the first 16 bits that are beyond them, and where symbols begin.
+  std::array<uint32_t, 18> limits;
+  std::array<int, 17> offsets;
+
+  // False: no such codes can be.
+  bool build(const uint8_t* counts, const uint8_t* symbols, bool ac);
+};
+
 // One thread's. Its memory and its tables are kept from picture to picture.
 class BaselineJpeg {
  public:
@@ -28,29 +46,11 @@ class BaselineJpeg {
               Picture* picture);
 
  private:
-  // Bits that one look-up sees. Most codes fit with the value that follows them.
-  static constexpr int kLook = 11;
-
-  struct Table {
-    std::array<uint8_t, 17> counts{};
-    std::array<uint8_t, 256> symbols{};
-    // See `entry` in baseline.cc.
-    std::array<uint32_t, 1 << kLook> fast;
-    std::array<uint16_t, 1 << kLook> skips;
-    std::array<uint64_t, 1 << kLook> pairs;
-    // Of codes of each length: the first 16 bits that are beyond them, and where symbols begin.
-    std::array<uint32_t, 18> limits;
-    std::array<int, 17> offsets;
-
-    // False: no such codes can be.
-    bool build(const uint8_t* counts, const uint8_t* symbols, bool ac);
-  };
-
   struct Component {
     int columns, rows;  // blocks in an MCU
     int side;           // pixels of a block, after scaling
     int width, height;  // of the whole picture, in this component's pixels
-    const Table *dc, *ac;
+    const HuffmanTable *dc, *ac;
     alignas(32) std::array<uint16_t, 64> quantisers;  // in natural order
     size_t stride;
     uint8_t* plane;
@@ -71,8 +71,8 @@ class BaselineJpeg {
                             uint16_t* sums, uint8_t* row) const;
 
   std::array<Component, 3> components_{};
-  size_t count_ = 0;                              // of components
-  std::array<std::array<Table, 4>, 2> tables_{};  // DC and AC
+  size_t count_ = 0;                                     // of components
+  std::array<std::array<HuffmanTable, 4>, 2> tables_{};  // DC and AC
   Scratch scan_, planes_, rows_;
   std::vector<size_t> starts_;  // of what lies between restart markers, and the end
   const uint8_t* packed_ = nullptr;
