@@ -202,26 +202,24 @@ class NativePictures:
             if serial:
                 torch.set_rng_state(states[i + 1])
             pixels = outputs[k][picture]
-            sample = _picture(pixels) if plan.pil else torch.from_numpy(pixels)
+            sample: Any = torch.from_numpy(pixels)
+            if plan.pil:
+                from PIL import Image  # what comes out is a picture of Pillow's: it is there
+
+                sample = Image.fromarray(pixels)
             for top, left, rows, columns, value in cut.erased:
                 sample[..., top : top + rows, left : left + columns] = value
-            made.append(self._finished(plan, sample))
+            if plan.wrap is not None:
+                sample = plan.wrap(sample)
+            for transform in plan.after:
+                sample = transform(sample)
+            made.append(sample)
             if len(made) % each == 0:
-                targets.append(self._target(source.target))
+                transform = self._folder.target_transform
+                targets.append(source.target if transform is None else transform(source.target))
             if serial and not torch.equal(torch.get_rng_state(), states[i + 1]):
                 self._after_draws = True
                 break
-
-    def _finished(self, plan: NativePass, sample: Any) -> Any:
-        if plan.wrap is not None:
-            sample = plan.wrap(sample)
-        for transform in plan.after:
-            sample = transform(sample)
-        return sample
-
-    def _target(self, target: Any) -> Any:
-        transform = self._folder.target_transform
-        return target if transform is None else transform(target)
 
     def _decoded(self, todo: list[_View], cuts: list[Cut], across: int) -> _native.DecodeJob:
         """Have the views of pictures decoded, `across` of each."""
@@ -310,9 +308,3 @@ def _drawn(todo: list[_View], each: int) -> tuple[list[Cut], list[Any]]:
 def _threads(num_workers: int) -> int:
     """Of each process that fetches: its share of the processors."""
     return max(1, len(os.sched_getaffinity(0)) // max(1, num_workers))
-
-
-def _picture(pixels: Any) -> Any:
-    from PIL import Image  # what comes out is a picture of Pillow's: it is there
-
-    return Image.fromarray(pixels)
