@@ -72,17 +72,11 @@ OPERATORS: Final = ("Identity", *_AFFINE, *_FACTORS, *_PLAIN)
 def operator(
     name: str, magnitudes: NDArray[np.float64], width: int, height: int
 ) -> NDArray[np.float64]:
-    """Return the steps of an operator at each of some magnitudes, in torchvision's units and signs.
+    """Return the steps of an operator at each of some magnitudes: float64, shape (n, 7).
 
-    Args:
-        name: one of `OPERATORS`, or `Invert`, which AutoAugment has.
-        magnitudes: shape (n,): a share that is added to 1, a slope, pixels, degrees counter-clockwise, bits
-            that are left, or a level.
-        width: of the output.
-        height: of the output.
-
-    Returns:
-        float64, shape (n, 7).
+    It is one of `OPERATORS`, or `Invert`, which AutoAugment has. Magnitudes, shape (n,), have torchvision's
+    units and signs: a share that is added to 1, a slope, pixels, degrees counter-clockwise, bits that are
+    left, or a level. Width and height are the output's.
     """
     steps = np.zeros((len(magnitudes), VALUES))
     if name in _FACTORS:
@@ -284,13 +278,7 @@ def mix(
 ) -> MixedLabels:
     """Mix the pictures of a batch in place, the first with the last and so on, as timm does.
 
-    Args:
-        images: how; one of `mixup` and `cutmix` is chosen for each batch where both are positive.
-        pixels: shape (samples, ...), each of `Images.shape`; written to.
-        labels: shape (samples,).
-        indices: shape (samples,); with seed and epoch, they alone decide how the batch is mixed.
-        seed: of the loader.
-        epoch: the epoch.
+    The indices, seed and epoch alone decide how, and which of `mixup` and `cutmix` where both are positive.
     """
     numbers = random.Random(derive_key(seed, Purpose.MIXES, epoch, order_hash(0, indices)))  # noqa: S311
     cut = numbers.random() < 0.5 if images.mixup and images.cutmix else bool(images.cutmix)
