@@ -199,7 +199,7 @@ class Decoding:
 
     def stats(self) -> StageStats:
         """What its threads did in this process."""
-        pool = self._own_pool
+        pool = self.pool
         return StageStats(name=self.name, **({} if pool is None else pool.stats()))
 
     def knobs(self) -> Mapping[str, int]:
@@ -215,36 +215,32 @@ class Decoding:
         if threads < 1:
             raise ValueError(f"decode_threads is {threads}, expected at least 1")
         self._threads = min(threads, THREADS_MAX)
-        if (pool := self._own_pool) is not None:
+        if (pool := self.pool) is not None:
             pool.turn(self._threads)
 
     @property
     def mapped_bytes(self) -> int:
         """Memory that pixels take, those of delivered batches included."""
-        pool = self._own_pool
-        return 0 if pool is None else pool.mapped_bytes
+        return 0 if (pool := self.pool) is None else pool.mapped_bytes
 
     @property
     def kept(self) -> tuple[int, int]:
         """How many pictures this process keeps decoded, and their bytes."""
-        pool = self._own_pool
-        return (0, 0) if pool is None else pool.kept
+        return (0, 0) if (pool := self.pool) is None else pool.kept
 
     @property
-    def pool(self) -> object:
-        """What owns the buffers in this process: they are mapped as long as it is kept; None before any."""
-        return self._own_pool
+    def pool(self) -> _native.DecodePool | None:
+        """What owns the buffers in this process: they are mapped as long as it is kept; None before any.
 
-    @property
-    def _own_pool(self) -> _native.DecodePool | None:
-        """Of this process: over a fork, threads are not inherited."""
+        Over a fork, its threads are not inherited.
+        """
         return self._pool if self._pid == os.getpid() else None
 
     # -- decoding ----------------------------------------------------------------------------------
 
     def submit(self, native: _native.Batch, epoch: int) -> Decoded:
         """Have a batch decoded that was read; returns at once."""
-        pool = self._own_pool
+        pool = self.pool
         if pool is None:
             free = (BATCHES_DECODED_AHEAD + 2) * native.samples * self._recipe.output_bytes
             if self.keeps_buffers:
@@ -282,7 +278,7 @@ class Decoding:
         self, reader: BatchReads, catalog: _native.Catalog, epoch: int, indices: NDArray[np.int64]
     ) -> PendingPixels:
         """Ask for a batch, but for the bytes of pictures that are kept decoded."""
-        pool = self._own_pool
+        pool = self.pool
         if self.images.keep is None or self._parts > 1 or pool is None:
             return self.pending(reader.submit(indices), epoch)
         missing = np.flatnonzero(pool.keeps(indices) == 0)
@@ -325,15 +321,8 @@ class Decoding:
     ) -> ImageBatch:
         """Make the batch that is delivered.
 
-        Args:
-            decoded: what was read and decoded.
-            part_names: the parts that were read.
-            names: the store's names, for errors.
-            on_error: what to do with a picture that cannot be decoded.
-            skipped: takes what is left out.
-            epoch: the epoch.
-            position: the global position of the first sample.
-            keep: bool, shape (samples,): which samples were read; None: all.
+        `names` are the store's, for errors; `skipped` takes what is left out; `position` is the global one of
+        the first sample; `keep`, bool of shape (samples,), says which samples were read, None: all.
 
         Raises:
             DecodeError: a picture cannot be decoded and `on_error` is `raise`; names the sample.
@@ -414,14 +403,7 @@ class Decoding:
 
 
 def _by_pillow(encoded: bytes, images: Images) -> NDArray[np.uint8]:
-    """Decode a picture.
-
-    Returns:
-        uint8, shape (height, width, 3).
-
-    Raises:
-        OSError, ValueError: Pillow cannot decode it, or the picture is too large.
-    """
+    """Decode a picture: uint8, shape (height, width, 3). Raises what Pillow does, or ValueError: too large."""
     from PIL import Image, ImageOps, UnidentifiedImageError  # rare pictures only: it takes a while
 
     try:
@@ -438,22 +420,10 @@ def _by_pillow(encoded: bytes, images: Images) -> NDArray[np.uint8]:
         return np.ascontiguousarray(np.asarray(upright.convert("RGB"), np.uint8))
 
 
-_COCO_COLUMNS = 5
-
-
 def boxes_of(images: Images, index: int, parts: Mapping[str, memoryview]) -> NDArray[np.float64]:
-    """The boxes of one sample as they are given.
+    """The boxes of one sample as `Images.boxes` says where they are: shape (boxes, 4 or more).
 
-    Args:
-        images: its `boxes` says where they are.
-        index: the sample's in the store.
-        parts: bytes by name.
-
-    Returns:
-        Shape (boxes, 4 or more): left, top, right and bottom in pixels of the picture, and what goes with them.
-
-    Raises:
-        ValueError: they are no such array; or whatever the user's function raises.
+    Raises ValueError if they are no such array; or whatever the user's function raises.
     """
     given: Any
     if callable(images.boxes):
@@ -490,7 +460,7 @@ def _of_coco(data: memoryview) -> NDArray[np.float64]:
     """COCO's list of annotations: x, y, width, height and category become corners and category."""
     try:
         listed = [(*each["bbox"], each["category_id"]) for each in json.loads(bytes(data))]
-        boxes = np.array(listed, np.float64).reshape(len(listed), _COCO_COLUMNS)
+        boxes = np.array(listed, np.float64).reshape(len(listed), 5)
     except (ValueError, TypeError, KeyError, RecursionError) as e:
         raise ValueError(
             f"boxes are neither an array (.npy) nor COCO's list of annotations: {type(e).__name__}: {e}"
@@ -507,14 +477,8 @@ def moved_boxes(
 ) -> list[NDArray[np.float32]]:
     """The boxes of some samples in pixels of the output, cut off at its edges.
 
-    Args:
-        images: the output's size, and whether boxes without an area stay.
-        boxes: of each sample, as `boxes_of` gives them.
-        mappings: shape (samples, 4), see native/pixels/decode.h.
-        steps: what is done to each output, see `Images.steps`.
-
-    Returns:
-        Of each sample float32, shape (boxes that stay, as many columns as were given).
+    `boxes` are as `boxes_of` gives them; `mappings`, shape (samples, 4), are native/pixels/decode.h's; `steps`
+    are those of `Images.steps`. Columns that go with a box stay.
     """
     _, height, width = images.planes
     to = np.zeros((len(mappings), 3, 3))
