@@ -209,17 +209,20 @@ class NativePictures:
                 sample = Image.fromarray(pixels)
             for top, left, rows, columns, value in cut.erased:
                 sample[..., top : top + rows, left : left + columns] = value
-            if plan.wrap is not None:
-                sample = plan.wrap(sample)
-            for transform in plan.after:
-                sample = transform(sample)
-            made.append(sample)
+            made.append(self._finished(plan, sample))
             if len(made) % each == 0:
                 transform = self._folder.target_transform
                 targets.append(source.target if transform is None else transform(source.target))
             if serial and not torch.equal(torch.get_rng_state(), states[i + 1]):
                 self._after_draws = True
                 break
+
+    def _finished(self, plan: NativePass, sample: Any) -> Any:
+        if plan.wrap is not None:
+            sample = plan.wrap(sample)
+        for transform in plan.after:
+            sample = transform(sample)
+        return sample
 
     def _decoded(self, todo: list[_View], cuts: list[Cut], across: int) -> _native.DecodeJob:
         """Have the views of pictures decoded, `across` of each."""
