@@ -61,8 +61,8 @@ class Tuning:
     def leave(self, session):
         self.sessions.discard(session)
 
-    def note(self, session, note):
-        pass
+    def note(self, session, note):  # noqa: ARG002 - as a plane's
+        self.sessions.add(session)
 
 
 class Data:

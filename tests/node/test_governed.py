@@ -11,6 +11,7 @@ from control.service import own  # noqa: F401
 from headrace.config import ReaderOptions
 from headrace.control.client import Endpoint
 from headrace.node.datasets import Want, share_out
+from headrace.node.jobs import CAUSES
 from node.conftest import node_loader, report_of, seen, serving, until
 
 CAP = 1 << 40
@@ -54,6 +55,7 @@ def test_what_the_policy_says_reaches_the_daemon_and_nothing_else_changes(
     (plane,) = controller.state()["planes"]
     assert plane["pid"] == os.getpid()
     assert plane["flows"][0]["job"] == "mine"
+    until(lambda: controller.state()["planes"][0]["stall_s"].keys() == set(CAUSES))
     assert server.describe()["governed"]["registered"]
     controller.apply(policy(more="users: {'*': {cap: {reads_per_s: 1M}}}"))
     until(lambda: server.rate_limits.describe()["flows"][0]["limits"]["reads"] == 1e6)

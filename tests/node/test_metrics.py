@@ -229,17 +229,22 @@ def test_a_job_that_comes_back_goes_on_where_it_was():
     tally.end("a", 6.0)
     assert tally.by_label(15.0)["a"].samples == 5
     assert tally.by_label(17.0) == {}  # forgotten, and its label free
-    assert tally.begin("a", 20.0).samples == 0
+    tally.begin("a", 20.0).served(5, 5, 5)
+    tally.end("a", 21.0)
+    assert tally.begin("a", 40.0).samples == 0
 
 
 def test_the_total_never_goes_down():
     tally = JobTally(labels_max=2, kept_s=1.0)
     for at in range(20):
-        tally.begin(f"job-{at % 5}", float(at)).served(1, 1, 1)
+        totals = tally.begin(f"job-{at % 5}", float(at))
+        totals.served(1, 1, 1)
+        totals.note(note(waited_s=1.0, worked_s=2.0), "window")
         if at % 2:
             tally.by_label(float(at))
         tally.end(f"job-{at % 5}", float(at))
-        assert tally.total().samples == at + 1
+        total = tally.total()
+        assert [total.samples, total.stall_s["window"], total.worked_s / 2] == [at + 1] * 3
 
 
 def test_nobody_can_be_called_other():
@@ -296,9 +301,9 @@ def test_waiting_gets_the_causes_that_the_daemon_saw():
     totals = JobTotals()
     totals.took("storage", 3.0)
     totals.took("window", 1.0)
-    totals.note(note(waited_s=2.0, direct_s=0.25), "decode")
+    totals.note(note(waited_s=2.0, direct_s=0.25, decode_s=0.5), "decode")
     assert totals.stall_s == {
-        "storage": 1.5, "window": 0.5, "memory": 0.0, "policy": 0.0, "direct": 0.25, "decode": 0.0,
+        "storage": 1.5, "window": 0.5, "memory": 0.0, "policy": 0.0, "direct": 0.25, "decode": 0.5,
         "prefetch": 0.0,
     }  # fmt: skip
     totals.note(note(waited_s=1.0), "window")  # nothing has come since

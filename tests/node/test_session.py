@@ -14,6 +14,7 @@ from headrace.node.wire import (
     Ask,
     Hello,
     Hurry,
+    Note,
     Open,
     Release,
     ReplyStatus,
@@ -172,3 +173,17 @@ def _few_reads():
 
 Sessions.TestCase.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 TestSessions = Sessions.TestCase
+
+
+def test_a_consumer_that_asks_for_nothing_leaves_the_planes_that_it_told():
+    """Its workers ask, each as a client of its own."""
+    host = Host(clients=2)
+    worker, consumer = (client.session for client in host.clients)
+    for client in (worker, consumer):
+        client.handle(Hello(PROTOCOL, "a"))
+    worker.handle(Open(1, b"/data", 1, "", [""], None))
+    host.answer_opens()
+    consumer.handle(Note(0.0, 0.0, 0.0, 1.0, 1, 8, 800, 0))
+    assert host.data[1].tuning.sessions == {worker, consumer}
+    consumer.close()
+    assert host.data[1].tuning.sessions == {worker}

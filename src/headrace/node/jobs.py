@@ -187,6 +187,7 @@ class JobTally:
                 labelled[name] = totals
             else:
                 others.add(totals)
-        if others != JobTotals() or len(self._working) + len(self._ended) > len(labelled):
+                labelled[OTHER] = others
+        if others != JobTotals():
             labelled[OTHER] = others
         return labelled

@@ -267,7 +267,6 @@ class RateLimits:
         if self._leased and now >= self._until_s:
             self._leased = False
             self.lapses += 1
-            self._new.clear()
             for flow in self._flows.values():
                 flow.limit.set_rates(self._default, now)
         for flow in [flow for flow, until_s in self._new.items() if now >= until_s]:
