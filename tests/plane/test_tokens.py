@@ -34,7 +34,8 @@ def packed(path, documents):
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     documents = documents_of(1, 300)
-    return documents, packed(tmp_path_factory.mktemp("tokens") / "a.hr", documents)
+    with packed(tmp_path_factory.mktemp("tokens") / "a.hr", documents) as store:
+        yield documents, store
 
 
 def loader(store, **options):
