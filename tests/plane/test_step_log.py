@@ -82,15 +82,23 @@ def test_nobody_can_change_what_others_take():
 
 
 def test_what_was_seen_of_the_interpreter_is_between_two_steps_and_may_begin_anew(monkeypatch):
-    seen = [(), (10, 4, 0.5, 0.25), (12, 5, 0.75, 0.5), (3, 1, 0.1, 0.0625)]
+    seen = [(), (10, 4, 0.5, 0.25), (12, 5, 0.75, 0.5), (12, 5, 0.75, 0.5), (3, 1, 0.1, 0.0625)]
     told = (Contention(*each) for each in seen)
     monkeypatch.setattr(batch_trace, "contention", lambda: next(told))
     log = StepLog()
-    add(log, [1, 2, 3])  # a pass's first step would ask once more
+    add(log, [1, 2, 3, 4])  # a pass's first step would ask once more
     rows, _ = log.since(0)
-    assert rows["looks"].tolist() == [10, 2, 3]
-    assert rows["contended"].tolist() == [4, 1, 1]
-    assert rows["others_s"].tolist() == [0.25, 0.25, 0.0625]
+    assert rows["looks"].tolist() == [10, 2, 0, 3]
+    assert rows["contended"].tolist() == [4, 1, 0, 1]
+    assert rows["others_s"].tolist() == [0.25, 0.25, 0, 0.0625]
+
+
+def test_a_pass_is_marked_where_its_first_step_comes():
+    log = StepLog()
+    add(log, [5, 6])
+    log.add((3, 0, 0, 0), 10, (7.0, 7.5), None)
+    (mark,) = log.marks
+    assert mark[:3] == (3, 2, 7.0)
 
 
 def test_what_a_consumer_waited_for_meanwhile_is_kept_as_long_as_its_step():
