@@ -369,6 +369,9 @@ def test_what_is_resident_is_paid_back(store):
     assert loader.stages[0].stats().bytes == loader.stats.bytes
     assert loader.stats.cached_reads > 0
     loader.close()
+    loader = hr.loader(store, 50, reads_per_s=2.0, deadline_s=20)  # else each batch takes 25 s
+    assert sum(len(batch) for batch in loader) == SAMPLES
+    loader.close()
 
 
 def test_a_held_back_batch_has_a_deadline_and_a_cause(store, cold):
