@@ -19,6 +19,7 @@ from headrace.control.limits import READS_MAX
 from headrace.control.stalls.verdict import Verdict, verdict_line, verdict_of
 from headrace.control.stalls.waits import Evidence
 from headrace.machine.host import cpu_quota, file_system_of, read_host
+from headrace.order import Order
 from headrace.plane.interpreter import Contention, contention
 from headrace.plane.stage import TIERS
 
@@ -166,7 +167,8 @@ def tell_epoch(loader: Any, seen: int = 0, changes: Sequence[Change] = ()) -> in
 def _unit(loader: Any) -> str:
     """What a loader's steps are counted in."""
     order = getattr(getattr(loader, "_loader", loader), "order", None)
-    return "windows" if getattr(order, "describe", dict)().get("mode") == "windows" else "samples"
+    mode = order.describe()["mode"] if isinstance(order, Order) else ""
+    return "windows" if mode == "windows" else "samples"
 
 
 def epoch_line(
