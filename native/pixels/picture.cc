@@ -58,7 +58,10 @@ void to_pixels(const uint8_t* rgb, size_t count, uint8_t* out) {
 #if defined(__x86_64__)
   if (has_avx2()) i = to_pixels_avx2(rgb, count, out);
 #endif
-  for (; i < count; ++i) std::memcpy(out + kPixelBytes * i, rgb + 3 * i, 3);
+  for (; i < count; ++i) {
+    std::memcpy(out + kPixelBytes * i, rgb + 3 * i, 3);
+    out[kPixelBytes * i + 3] = 0;  // rows are compared whole
+  }
 }
 
 void Picture::allocate(const Region& part, int of_width, int of_height, Scratch& scratch) {

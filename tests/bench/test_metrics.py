@@ -190,6 +190,10 @@ def test_a_wait_beside_busy_processors_is_not_called_the_storages(own, others, b
     result = verdict_of(70, None, shares, 0.0, 0.1, cpu_use=CpuUse(own, others), cpus=2)
     assert result.bound == bound
     assert (f"other programs {others:.1f};" in result.reason) == (bound == "processors")
+    cached = verdict_of(
+        70, None, shares, 0.0, 0.1, cached=0.99, cpu_use=CpuUse(own, others), cpus=2
+    )
+    assert "99% of the bytes came from" in cached.reason
 
 
 def test_a_result_is_called_storage_bound_only_when_the_harness_is_not():

@@ -521,3 +521,7 @@ def test_steps_as_they_come_are_no_pauses(long):
 def test_few_steps_and_slow_models_are_no_pauses():
     assert not paused({3: 9.0}, steps=8).pauses
     assert not paused(dict.fromkeys(range(0, 40, 2), 6.0), worked_s=5.0).pauses
+    assert not paused(
+        dict.fromkeys(range(0, 40, 4), 1.0)
+    ).pauses  # each fourth batch steps the optimiser
+    assert not paused({9: 1e300}).pauses  # a clock that jumped

@@ -112,6 +112,10 @@ def test_a_subset_delivers_the_chosen_once_shuffled_or_as_given():
     assert [sorted(epoch.tolist()) for epoch in epochs] == [sorted(chosen.tolist())] * 2
     assert epochs[0].tolist() != epochs[1].tolist()
     assert stored.indices(1, 0, 60).tolist() == chosen.tolist()
+    same = Subset(chosen, 97, seed=1, shuffle=np.True_)
+    assert same.digest() == Subset(chosen, 97, seed=1, shuffle=1).digest() == shuffled.digest()
+    with pytest.raises(OrderError, match="shuffle is 'no', expected True or False"):
+        Subset(chosen, 97, shuffle="no")
     chosen[:] = 0  # the order has its own
     assert np.array_equal(shuffled.indices(0, 0, 60), epochs[0])
 

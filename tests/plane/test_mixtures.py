@@ -20,7 +20,7 @@ from tests.plane.test_images import encoded, picture
 
 import headrace as hr
 from headrace.errors import CorruptSample, OrderError, StateMismatch
-from headrace.order import Weighted, combine_hashes
+from headrace.order import Subset, Weighted, combine_hashes
 
 SIZES = {"web": 500, "code": 173, "books": 61}
 SHARES = {"web": 0.6, "code": 0.3, "books": 0.1}
@@ -216,6 +216,14 @@ def test_a_curriculum_counts_steps_of_all_ranks(paths):
             assert steps[:5] == [{"web": 32}] * 5
             assert steps[5:9] == [{"web": 16, "code": 16}] * 4
             assert steps[9:] == [{"books": 32}] * 3
+
+
+def test_of_a_source_whose_order_has_chosen_samples_these_are_its_size(paths):
+    with hr.mix(paths, orders={"web": Subset(range(40), SIZES["web"])}) as mixture:
+        samples = {sample for batch in drawn(hr.loader(mixture, 8)) for sample in batch}
+    seen = Counter(name for name, _ in samples)
+    for name, size in {**SIZES, "web": 40}.items():
+        assert size - 5 <= seen[name] <= size, name
 
 
 def test_sizes_temperature_and_counts_are_proportions_too(paths):

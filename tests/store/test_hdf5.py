@@ -276,7 +276,7 @@ def test_a_chunk_that_is_too_large_for_memory_is_read_in_pieces():
             read.append(rows)
             return np.broadcast_to(np.uint8(7), (rows.stop - rows.start, *self.shape[1:]))
 
-    count, row = next(hdf5.array_rows([b""], [Array()], None))
+    count, row = next(hdf5._array_rows([b""], [Array()], None))
     assert (count, len(row.parts[0][1])) == (64, 16 << 20)
     (rows,) = read
     assert 1 < rows.stop - rows.start <= 16  # of 16 MiB, where 256 MiB are allowed

@@ -343,9 +343,10 @@ def verdict_of(  # noqa: C901, PLR0911, PLR0917 - all that is known
     Where all `cpus` of the hosts were busy, nobody can tell waiting for data from waiting for a processor.
     """
     source: Literal["storage", "page cache"] = "storage"
-    instead = ""
+    instead = beside = ""
     if cached is not None and cached >= CACHED_LEAST:
         source, instead = "page cache", f": {cached:.0%} of the bytes came from there{_NOT_COLD}"
+        beside = f"; {cached:.0%} of the bytes came from the page cache{_NOT_COLD}"
     lost, wait, harness = 100 - au, shares.of("wait"), shares.of("harness")
     barrier = shares.of("barrier")
     if not shares.total_s:
@@ -375,5 +376,5 @@ def verdict_of(  # noqa: C901, PLR0911, PLR0917 - all that is known
     if sum(cpu_use) >= _BUSY_LEAST * cpus:
         waited += f", while this run had {cpu_use.own:.1f} of {cpus} processors and other programs "
         waited += f"{cpu_use.others:.1f}"
-        return BoundVerdict("processors", f"{waited}{_NOT_THE_STORAGE}")
+        return BoundVerdict("processors", f"{waited}{_NOT_THE_STORAGE}{beside}")
     return BoundVerdict(source, f"{waited}{instead}")

@@ -476,7 +476,7 @@ def _loader_lines(loader: LoaderProof) -> Iterator[str]:
     ranks = f"{sizes[0]}{resumes}" if len(set(sizes)) == 1 else " then ".join(sizes)
     order = about.order
     mode = f"{order.get('mode')}, seed {order.get('seed')}" if order else "order of its own"
-    chosen = f"{order['length']:,} of " if order.get("mode") == "subset" else ""
+    chosen = f"{about.length:,} of " if order.get("mode") == "subset" else ""
     yield f"{about.source or about.framework}: {chosen}{about.samples:,} samples, {mode}, {ranks}"
     if not loader.ours:
         yield "  its order is not headrace's: only two runs can be compared"

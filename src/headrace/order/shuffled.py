@@ -141,9 +141,12 @@ class Subset(Order):
         array = np.array(given, np.int64)
         if np.unique(array).size < array.size:
             raise OrderError("chosen has samples more than once, expected each once")
+        if self.shuffle not in {False, True}:
+            raise OrderError(f"shuffle is {self.shuffle!r}, expected True or False")
         values = {
             "samples": samples,
             "seed": checked("seed", self.seed, 0, SEED_MAX),
+            "shuffle": bool(self.shuffle),
             "chosen_digest": digest_of(array.data),
             "_chosen": array,
         }

@@ -23,7 +23,7 @@ import numpy as np
 
 from headrace.errors import OrderError, StoreError
 from headrace.io.objects.location import shown
-from headrace.order import Mixed
+from headrace.order import Mixed, Subset
 from headrace.order.hash import Purpose, derive_key
 from headrace.order.mixed import PARTS_MAX, SOURCES_MAX, Stop
 from headrace.order.order import SEED_MAX, checked
@@ -255,7 +255,7 @@ class Mixture(Store):
         chosen = self.proportions
         phases = chosen.phases
         if chosen.temperature is not None:
-            sizes = [order.samples for order in orders]
+            sizes = [o.length if isinstance(o, Subset) else o.samples for o in orders]
             phases = ((0, whole_parts(_even(sizes, chosen.temperature))),)
         return Mixed(
             tuple(orders), phases, seed=chosen.seed, stop=chosen.stop, repeats=chosen.repeats,

@@ -19,7 +19,7 @@ from headrace.control.limits import READS_MAX
 from headrace.control.stalls.verdict import Verdict, verdict_line, verdict_of
 from headrace.control.stalls.waits import Evidence
 from headrace.machine.host import cpu_quota, file_system_of, read_host
-from headrace.order import Order
+from headrace.order import Mixed, Order
 from headrace.plane.interpreter import Contention, contention
 from headrace.plane.stage import TIERS
 
@@ -167,7 +167,9 @@ def tell_epoch(loader: Any, seen: int = 0, changes: Sequence[Change] = ()) -> in
 def _unit(loader: Any) -> str:
     """What a loader's steps are counted in."""
     order = getattr(getattr(loader, "_loader", loader), "order", None)
-    mode = order.describe()["mode"] if isinstance(order, Order) else ""
+    if isinstance(order, Mixed):
+        order = order.orders[0]
+    mode = order.describe().get("mode") if isinstance(order, Order) else None
     return "windows" if mode == "windows" else "samples"
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from headrace.base.text import duration_text
+from headrace.control.stalls.waits import STEP_MAX_S
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,6 +23,8 @@ _TIMES: Final = 5.0
 _LEAST_S: Final = 0.2
 _LEAST_SHARE: Final = 0.05  # of the whole time: less is not worth a word
 _STEPS_LEAST: Final = 8
+_STEPS_SHARE: Final = 0.1
+"""Of all steps. More of them are how this loop goes, such as an optimiser's step after every fourth batch."""
 _NEEDED: Final = {"epoch", "step", "asked_s", "delivered_s"}
 
 
@@ -48,10 +51,11 @@ def pauses_of(steps: NDArray[np.void], seconds: float) -> Pauses | None:
     if len(steps) <= _STEPS_LEAST or not set(steps.dtype.names or ()) >= _NEEDED:
         return None
     worked_s = np.maximum(0.0, steps["asked_s"][1:] - steps["delivered_s"][:-1])
+    worked_s[worked_s > STEP_MAX_S] = 0.0  # a clock that jumped
     usual_s = float(np.median(worked_s))
     long = np.flatnonzero(worked_s > max(_LEAST_S, _TIMES * usual_s))
     paused_s = float((worked_s[long] - usual_s).sum())
-    if paused_s < _LEAST_SHARE * seconds or not len(long):
+    if paused_s < _LEAST_SHARE * seconds or not 0 < len(long) <= _STEPS_SHARE * len(steps):
         return None
     at = int(worked_s.argmax())
     where = f"after step {int(steps['step'][at])} of epoch {int(steps['epoch'][at])}"

@@ -497,9 +497,12 @@ def verdict_of(
     nothing = ("", 0.0, "")
     action, gain_s, gain_from = _action_for(main, case) if needed and main else nothing
     pauses = pauses_of(steps[sensible(steps)], seconds)
-    if pauses and pauses.seconds > stall_s:
+    if pauses and pauses.seconds <= other_s:
+        pauses = None  # it was another rank that these steps waited for
+    if pauses and pauses.seconds - other_s > stall_s:
         action = (
-            f"look at what your own loop does {pauses.where}: a validation, a checkpoint, a log?"
+            f"look at what your own loop does {pauses.where}: a validation, a checkpoint, a log? Of several "
+            "ranks, it may have waited there for another"
         )
         gain_s, gain_from = 0.0, f"up to {pauses.seconds:.3g} s, none of them waited for data"
     return Verdict(

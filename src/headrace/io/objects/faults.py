@@ -132,8 +132,8 @@ class Failure:
 
     def to_error(self, prefix: str = "") -> HeadraceError:
         """The error to raise; `prefix` names the sample."""
-        if isinstance(self.fault.__cause__, MissingPackage):
-            return self.fault.__cause__
+        if isinstance(missing := self.fault.__cause__, MissingPackage):
+            return MissingPackage(missing.message, next_step=missing.next_step)
         end = self.offset + self.length
         times = "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
         message = (

@@ -75,7 +75,10 @@ class OpensWatch:
     def end(self) -> list[str]:
         """Stop, and return what was opened: paths as they were given, each once, in order."""
         global _watches  # noqa: PLW0603
-        _watching.paths = self._before
+        if (
+            _watching.paths is self.paths
+        ):  # not on another thread, which dropped what an error had left behind
+            _watching.paths = self._before
         with _lock:
             _watches = max(0, _watches - 1)  # 0 in a child that was forked inside
             if not _watches and not _served:

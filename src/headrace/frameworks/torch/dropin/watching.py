@@ -24,7 +24,7 @@ from headrace.plane.batch_trace import BatchTrace, read_record
 from headrace.plane.read_ahead import ReadAhead
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     from headrace.frameworks.torch.dropin.pictures import NativePictures
     from headrace.plane.read_ahead import ReadAheadOptions, SharedLog
@@ -225,6 +225,7 @@ class Watcher:
         self._window_s = self._stopped_s = 0.0
         self._queued_ns = 0
         self._last_news: str | None = None
+        self._last_steps: _Steps | None = None
         # Subset goes through the list one by one; what another __getitems__ does with it is its own
         # affair, and it gets what torch would give it.
         self._steps = not hasattr(dataset, "__getitems__") or type(dataset) is torch_data.Subset
@@ -283,7 +284,10 @@ class Watcher:
             if self._tuning is None:
                 self._tuning = tuned(ahead)
             self._tuning.wake()
-        return _Steps(index, ahead)
+        if self._last_steps is not None:
+            self._last_steps.close()  # an error may have left it where it was
+        self._last_steps = _Steps(index, ahead)
+        return self._last_steps
 
     def news(self) -> str | None:
         """Return `READS_AHEAD`, or why nothing is read ahead, when that changed."""
@@ -302,6 +306,8 @@ class Watcher:
 
     def close(self) -> None:
         """End reading ahead."""
+        if self._last_steps is not None:
+            self._last_steps.close()
         if self._tuning is not None:
             self._tuning.close()
         if self._ahead is not None:
@@ -338,8 +344,18 @@ class _Steps(list[Any]):
     def __init__(self, indices: list[Any], ahead: ReadAhead) -> None:
         super().__init__(indices)
         self._ahead = ahead
+        self._under_way: Generator[Any, None, None] | None = None
 
     def __iter__(self) -> Iterator[Any]:
+        self._under_way = self._watched()
+        return self._under_way
+
+    def close(self) -> None:
+        """Watch no more: whoever fetched may have met an error, and keep it with all that was under way."""
+        if self._under_way is not None:
+            self._under_way.close()
+
+    def _watched(self) -> Generator[Any, None, None]:
         sample = self._ahead.sample
         for index in super().__iter__():
             with sample(index):
