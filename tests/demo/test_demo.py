@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -55,13 +56,17 @@ def options(pictures, tmp_path):
 
 
 @pytest.mark.timeout(200)
-def test_the_demo_trains_is_killed_resumes_in_the_same_order_and_compares(options, capsys):
-    report = run(options)
+@pytest.mark.parametrize("batch_size", [4, 64])  # 64: less than two batches
+def test_the_demo_trains_is_killed_resumes_in_the_same_order_and_compares(
+    options, batch_size, capsys
+):
+    report = run(replace(options, batch_size=batch_size))
     stop = report.interruption
     assert stop.killed_by == 9
     assert 0 < stop.resumed_at < stop.killed_at < report.packed.train_samples
     assert stop.identical
     assert report.exactly_once
+    assert [epoch.epoch for epoch in report.epochs] == [0, 1]
     assert [epoch.samples for epoch in report.epochs] == [report.packed.train_samples] * 2
     assert report.accuracy > report.chance
     assert report.passed

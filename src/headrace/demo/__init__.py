@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -48,7 +48,9 @@ if TYPE_CHECKING:
 __all__ = ["DemoOptions", "DemoReport", "main", "run"]
 
 IMAGE_PIXELS = 48  # width and height of the network's input
-CHECKPOINT_EVERY = 10  # steps between checkpoints: few, so that the demo's kill falls between two
+CHECKPOINT_EVERY = 10  # steps between checkpoints, at most: there is one before an epoch's middle
+
+STEPS_MIN = 10  # of an epoch: a network on fewer learns little; small sets come in smaller batches
 
 LEARNING_RATE = 0.01
 
@@ -112,6 +114,7 @@ class TrainingJob(NamedTuple):
     batch_size: int
     seed: int
     checkpoint: str
+    is_killed: bool = False  # in the middle of `KILLED_EPOCH`
 
 
 def training_threads() -> int:
@@ -177,7 +180,8 @@ class Training:
 
     def run_epoch(self) -> None:
         """Train the rest of the epoch under way, then look at the held-out images."""
-        epoch = self.loader.epoch
+        epoch, length = self.loader.epoch, self.loader.order.length
+        checkpoint_every = min(CHECKPOINT_EVERY, (len(self.loader) - 1) // 2)
         asked_at = time.perf_counter()
         for images, labels, indices in _tensors(self.loader):
             got_at = time.perf_counter()
@@ -188,11 +192,11 @@ class Training:
             self.delivered.append(indices)
             self.stall_s += got_at - asked_at
             self.seconds += time.perf_counter() - asked_at
-            at_end = self.loader.position == self.loader.order.length
-            saved = len(self.delivered) % CHECKPOINT_EVERY == 0 and not at_end
-            if saved:
+            if self.job.is_killed and epoch == KILLED_EPOCH and self.loader.position * 2 > length:
+                report("killed", position=self.loader.position)
+                os.kill(os.getpid(), signal.SIGKILL)  # before it saves: as a crash would
+            if len(self.delivered) % checkpoint_every == 0 and self.loader.position < length:
                 self.save()
-            report("step", epoch=epoch, position=self.loader.position, saved=saved)
             asked_at = time.perf_counter()
         delivered = torch.cat(self.delivered)
         once = set(delivered.tolist())
@@ -411,6 +415,9 @@ def run(options: DemoOptions) -> DemoReport:
     started = time.perf_counter()
     _tell("packing")
     packed = pack_images(options)
+    batch_size = max(1, min(options.batch_size, packed.train_samples // STEPS_MIN))
+    options = replace(options, batch_size=batch_size)
+    _tell(f"training in batches of {batch_size}")
     epochs, interruption = _train(packed, options)
     with api.open(packed.held_out) as store:
         assert store.labels is not None
@@ -430,42 +437,38 @@ def _train(packed: PackedImages, options: DemoOptions) -> tuple[list[EpochResult
         str(packed.train), str(packed.held_out), len(packed.classes), options.epochs,
         options.batch_size, SEED, str(checkpoint),
     )  # fmt: skip
-    samples = packed.train_samples
     epochs: list[EpochResult] = []
-    resumed_at = 0
+    killed_at = resumed_at = 0
 
-    def train(*, kill: bool) -> tuple[int, int]:
-        """Follow a process; where and by which signal it was killed."""
-        nonlocal resumed_at
+    def train(job: TrainingJob) -> int:
+        """Follow a process; by which signal it was killed."""
+        nonlocal killed_at, resumed_at
         with subprocess.Popen(  # noqa: S603 - our own module
             [sys.executable, "-c", _TRAIN, json.dumps(job)], stdout=subprocess.PIPE, text=True
         ) as process:
             assert process.stdout is not None
             try:
                 for event in map(json.loads, process.stdout):
-                    kind, position = event.pop("event"), event.get("position", 0)
+                    kind = event.pop("event")
                     if kind == "epoch":
                         epochs.append(EpochResult(**event))
                         _tell(f"training: epoch {event['epoch']} is done")
                     elif kind == "resumed":
-                        resumed_at = position
-                    elif kind == "step":
-                        # In the middle of the epoch, after a step that no checkpoint knows of.
-                        middle = event["epoch"] == KILLED_EPOCH and position * 2 > samples
-                        if kill and middle and not event["saved"]:
-                            process.send_signal(signal.SIGKILL)  # as a crash of the machine would
-                            return position, -process.wait()
-                if code := process.wait():
+                        resumed_at = event["position"]
+                    elif kind == "killed":
+                        killed_at = event["position"]
+                code = process.wait()
+                if code and not (job.is_killed and killed_at):
                     raise HeadraceError(
                         f"the training process ended with status {code}.",
                         next_step="Its own error stands above.",
                     )
             finally:
                 process.kill()
-        return 0, 0
+        return -code
 
-    killed_at, killed_by = train(kill=True)
-    train(kill=False)
+    killed_by = train(job._replace(is_killed=True))
+    train(job)
     with api.open(packed.train) as store:  # the same epoch in one go
         loader = api.loader(store, options.batch_size, seed=SEED, rank=0, world_size=1)
         loader.set_epoch(KILLED_EPOCH)

@@ -48,7 +48,7 @@ class DemoOptions:
     data: Path | None = None  # a folder of images with a folder per class; None: Debian's clip art
     out: Path = Path("build/demo")  # where stores, checkpoints and the report go
     epochs: int = 3  # at least 2, because the run is interrupted in the second
-    batch_size: int = 64
+    batch_size: int = 64  # at most: of few images smaller ones, for an epoch of some steps
     compare_samples: int = 2048  # that each loader trains on in the comparison
 
     def __post_init__(self) -> None:
