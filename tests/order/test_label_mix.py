@@ -64,7 +64,7 @@ def test_the_numbers_are_those_of_the_formula(counts, data):
     mix = LabelMix.of(order, labels, batch)
     half = len(labels) // 2
     sizes = [batch * 4**k for k in range(8) if batch * 4**k < half]
-    assert mix.windows == (*sizes, half)
+    assert mix.windows == (*sizes, max(half, batch))
     assert mix.classes == len(counts)
     for size, distance in zip(mix.windows, mix.distances, strict=True):
         by_class = sum(k * (1 - max(k, size) / sum(counts)) for k in counts) / sum(counts)
@@ -121,7 +121,15 @@ def test_what_has_no_classes_to_sort_is_0():
     for labels in (np.zeros(100, int), np.arange(100), np.full(100, -1)):
         assert Sequential(100).label_mix(labels, 10).distance == 0
     assert Sequential(1).label_mix([3], 1).distance == 0
-    assert Shuffled(5).label_mix([1, 2, 1, 2, 1], 32).windows == (2,)
+
+
+@pytest.mark.parametrize(("batch", "window"), [(40, 40), (72, 72), (256, 72)])
+def test_a_batch_of_more_than_half_the_epoch_is_the_window(batch, window):
+    labels = np.repeat([0, 1, 2], 24)
+    mix = Sequential(72).label_mix(labels, batch)
+    assert mix.windows == (window,)
+    assert (mix.distance == 0) == (window == 72)  # one batch has all classes, in any order
+    assert Shuffled(72).label_mix(labels, 256).distance == 0
 
 
 @pytest.mark.parametrize(

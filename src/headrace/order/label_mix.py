@@ -21,8 +21,9 @@ samples in the class, and m the first whole number above w*K/n,
 
 Training feels windows of several sizes: batch normalisation feels one batch, momentum and Adam's averages
 dozens of them, and what is forgotten again is a part of the epoch. So `LabelMix.distance` is the mean over
-windows of 1, 4, 16, ... batches and of half an epoch. The number is ours; `benchmarks/accuracy.py` compares
-it with what networks learn.
+windows of 1, 4, 16, ... batches and of half an epoch. A batch of more than that is the only window: where it
+holds the whole epoch, the mix is 0. The number is ours; `benchmarks/accuracy.py` compares it with what
+networks learn.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class LabelMix:
     """The mean of `distances`: the one to quote."""
 
     windows: tuple[int, ...]
-    """Samples of a window: those of 1, 4, 16, ... batches, and half an epoch (or 2^18, if that is less)."""
+    """Samples of a window: those of 1, 4, 16, ... batches, and half an epoch (or 2^18, if that is less), or
+    one batch, if that is more."""
 
     distances: tuple[float, ...]
     """The distance of the windows of each size."""
@@ -93,7 +95,7 @@ class LabelMix:
         if array.size != order.samples:
             raise OrderError(f"{array.size} labels are given for {order.samples} samples")
         batch_size = checked("batch_size", batch_size, 1)
-        longest = min(max(order.length // 2, 1), max(samples // _SPANS, batch_size))
+        longest = min(order.length, max(min(order.length // 2, samples // _SPANS), batch_size))
         sizes = [batch_size]
         while sizes[-1] < longest:
             sizes.append(sizes[-1] * _STEP)
