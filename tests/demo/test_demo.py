@@ -110,8 +110,10 @@ def test_stores_are_packed_anew_over_older_ones(options, pictures):
 
 
 def test_a_folder_without_classes_is_refused_with_a_next_step(tmp_path):
-    with pytest.raises(SourceError, match=r"no images in class folders.*Give a folder"):
+    with pytest.raises(SourceError, match=r"no images in class folders.*--data DIR"):
         main(DemoOptions(data=tmp_path, out=tmp_path / "out"))
+    with pytest.raises(SourceError, match="nowhere: there is no such folder"):
+        main(DemoOptions(data=tmp_path / "nowhere", out=tmp_path / "out"))
 
 
 def test_options_are_checked():

@@ -110,10 +110,11 @@ def list_images(folder: Path) -> list[ImageFile]:
         if path.suffix.lower() in EXTENSIONS and "/" in name and not path.is_symlink():
             files.append(ImageFile(name, path))
     if not files:
+        found = "there are no images in class folders (folder/class/image.png)"
         raise SourceError(
-            f"{folder}: there are no images in class folders (folder/class/image.png).",
+            f"{folder}: {found if folder.is_dir() else 'there is no such folder'}.",
             path=str(folder),
-            next_step="Give a folder of your own, DATA=folder, or install Debian's openclipart-png.",
+            next_step="Give a folder of your own, --data DIR, or install Debian's openclipart-png.",
         )
     return files
 
