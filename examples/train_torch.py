@@ -31,7 +31,7 @@ class ImageFolder(Dataset):
         self.samples = [
             (str(path), label)
             for label, name in enumerate(self.classes)
-            for path in sorted((root / name).rglob("*.png"))
+            for path in sorted((root / name).rglob("*.*"))
         ]
 
     def __len__(self) -> int:
