@@ -157,9 +157,11 @@ def test_few_of_many_cpus():
 
 
 def test_native_threads_that_decode():
-    told = diagnose(findings(decode={**HEAVY, "decoder": "Pillow 13", "native_s": 4e-3}), workers=8)
+    heavy = {**HEAVY, "decoder": "Pillow 13", "native_s": 4e-3}
+    told = diagnose(findings(decode=heavy), batch=48, workers=8)
     advice = told.advice[0]
     assert advice.key == "images"
+    assert ", batch_size=48, shuffle=True," in advice.command
     assert 9 < advice.factor < 12  # five times as fast, on 16 CPUs in the place of 8
     assert "20 ms of a core an image by Pillow 13, 4 ms by headrace.Images" in advice.because
     compile(advice.command, "images", "exec")

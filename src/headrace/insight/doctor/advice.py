@@ -131,7 +131,7 @@ _IMAGES: Final = """\
 import headrace as hr
 from headrace.torch import DataLoader
 DataLoader(dataset, ..., decode="native")  # an ImageFolder; or:
-DataLoader({path!r}, shuffle=True, decode=hr.Images(size=224))"""
+DataLoader({path!r}, batch_size={batch}, shuffle=True, decode=hr.Images(size=224))"""
 
 
 def _advice_of(
@@ -149,7 +149,7 @@ def _advice_of(
     work = work_of(findings)
     if work is not None and torch is not None and ahead is not None:
         gains = sorted(
-            _Gains(findings, work, torch, ahead, name).all(),
+            _Gains(findings, work, torch, ahead, name, batch).all(),
             # What others want is a guess of a moment: it comes after what was measured of the data.
             key=lambda gain: (gain.key == "others", -gain.factor),
         )
@@ -190,6 +190,7 @@ class _Gains:
     torch: Expected
     ahead: Expected
     name: str
+    batch: int
 
     def all(self) -> Iterator[Advice]:
         """Each thing that is worth it."""
@@ -273,8 +274,8 @@ class _Gains:
                     because=f"measured here: {duration_text(decode.sample_s)} of a core an image by "
                     f"{decode.decoder}, {duration_text(decode.native_s)} by headrace.Images"
                     + (left if decode.refused else ""),
-                    gain=self._from_to(rate), command=_IMAGES.format(path=data.path), python=True,
-                    factor=self._factor(rate),
+                    gain=self._from_to(rate), factor=self._factor(rate), python=True,
+                    command=_IMAGES.format(path=data.path, batch=self.batch),
                 )  # fmt: skip
         # Of JPEGs the native stage decodes only as much as a crop needs.
         whole = decode.format != "jpeg" or decode.native_s is None
