@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 import headrace as hr
+from headrace.order import Subset
 from headrace.pages.html import card
 from headrace.trace import read_run
 from traces.runs import made_run
@@ -50,6 +51,22 @@ def test_a_loader_says_what_it_loads_and_where_it_stands(packed_photos):
     card = checked(loader._repr_html_())
     assert "position 8 of 36" in card
     assert "1 batches, 4 samples" in card
+    loader.close()
+
+
+@pytest.mark.parametrize(("shuffle", "said"), [(False, "in the given order"), (True, "seed 7")])
+def test_a_loader_over_some_samples_says_how_many_and_in_which_order(packed_photos, shuffle, said):
+    loader = hr.loader(packed_photos, 4, order=Subset([7, 3, 9], 36, seed=7, shuffle=shuffle))
+    assert f", subset of 3 of 36 samples, {said}, batch 4," in repr(loader)
+    assert f"subset of 3 of 36 samples, {said} " in checked(loader._repr_html_())
+    loader.close()
+
+
+def test_windows_one_after_the_other_have_no_seed(tmp_path):
+    hr.pack([bytes(80)] * 3, tmp_path / "tokens.hr")
+    loader = hr.tokens(tmp_path / "tokens.hr", 8, 2, stored="uint16", shuffle=False)
+    assert ", in the stored order, batch 2," in repr(loader)
+    assert "seed" not in repr(loader)
     loader.close()
 
 

@@ -607,25 +607,22 @@ def mixed_order(order: Order) -> Mixed:
 
 def loader_line(loader: Loader, kind: str = "Loader") -> str:
     """`Loader('photos.hr', shuffled, seed 7, batch 4, rank 0 of 2, epoch 1 at 16 of 36)`."""
-    described = loader.order.describe()
     parts = [
         repr(_source(loader)),
-        str(described.get("mode", type(loader.order).__name__)),
-        f"seed {described['seed']}" if "seed" in described else "",
+        _order_text(loader.order),
         f"batch {loader.share.batch_size}",
         str(loader.ranks),
         f"epoch {loader.epoch} at {loader.position:,} of {loader.order.length:,}",
     ]
-    return f"{kind}({', '.join(part for part in parts if part)})"
+    return f"{kind}({', '.join(parts)})"
 
 
 def loader_card(loader: Loader, kind: str = "Loader") -> str:
     """The same with what was delivered, as HTML."""
-    described, share = loader.order.describe(), loader.share
-    order = str(described.get("mode", type(loader.order).__name__))
+    share = loader.share
     rows: list[tuple[str, object]] = [
         ("samples", f"{loader.order.samples:,}"),
-        ("order", f"{order}, seed {described['seed']}" if "seed" in described else order),
+        ("order", _order_text(loader.order)),
         ("batch", f"{share.batch_size:,} samples{share.steps_text()}"),
         ("rank", str(loader.ranks)),
         (
@@ -651,6 +648,16 @@ def waited_share(stats: LoaderStats) -> float | None:
     """Share of its consumer's time that was waited; None before there was any."""
     seconds = stats.stall_s + stats.worked_s
     return stats.stall_s / seconds if stats.batches and seconds > 0 else None
+
+
+def _order_text(order: Order) -> str:
+    described = order.describe()
+    text, sequence = str(described.get("mode", type(order).__name__)), "stored"
+    if text == "subset":
+        text, sequence = f"subset of {order.length:,} of {order.samples:,} samples", "given"
+    if not described.get("shuffle", True):
+        return f"{text}, in the {sequence} order"
+    return f"{text}, seed {described['seed']}" if "seed" in described else text
 
 
 def _source(loader: Loader) -> str:
