@@ -315,3 +315,23 @@ def test_memory_stays_flat_over_fifty_epochs_of_files(files, workers):
     early, late, from_memory = map(int, ended.stdout.split())
     assert late < early + (4 << 20), (early, late)
     assert workers or from_memory > 10 * COUNT
+
+
+def test_an_error_that_is_kept_does_not_keep_open_watched(files):
+    paths = sorted(files.iterdir())
+
+    class Raises(torch_data.Dataset):
+        """Its paths lie in a closure: what it opens is watched."""
+
+        def __len__(self):
+            return len(paths)
+
+        def __getitem__(self, index):
+            data = paths[index].read_bytes()
+            if index == 5:
+                raise ValueError(type(open).__name__)
+            return len(data)
+
+    with pytest.raises(ValueError, match="Replaced") as kept:  # it was watched
+        list(DataLoader(Raises(), 4))
+    assert open is real_open, kept

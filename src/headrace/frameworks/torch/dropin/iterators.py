@@ -189,6 +189,11 @@ class _Draws:
             if (loader := self._user_loader()) is not None:
                 tell_epoch(loader, self._steps_before)
             raise
+        except BaseException:
+            # Whoever keeps the error keeps all that was under way with it.
+            if isinstance(self, InProcess) and self._watcher is not None:
+                self._watcher.leave()
+            raise
         got_s = time.perf_counter()
         position, samples, hashed = self._place
         place = (self._epoch, self.progress.delivered - 1, position, hashed)

@@ -284,10 +284,14 @@ class Watcher:
             if self._tuning is None:
                 self._tuning = tuned(ahead)
             self._tuning.wake()
-        if self._last_steps is not None:
-            self._last_steps.close()  # an error may have left it where it was
+        self.leave()
         self._last_steps = _Steps(index, ahead)
         return self._last_steps
+
+    def leave(self) -> None:
+        """Say that nothing is fetched now: an error may have left a batch half-way."""
+        if self._last_steps is not None:
+            self._last_steps.close()
 
     def news(self) -> str | None:
         """Return `READS_AHEAD`, or why nothing is read ahead, when that changed."""
@@ -306,8 +310,7 @@ class Watcher:
 
     def close(self) -> None:
         """End reading ahead."""
-        if self._last_steps is not None:
-            self._last_steps.close()
+        self.leave()
         if self._tuning is not None:
             self._tuning.close()
         if self._ahead is not None:
