@@ -68,7 +68,21 @@ def test_without_gpus_jobs_are_ranked_by_waiting():
     cpu.figures |= {("stall_s", "decode", ""): 50.0, ("worked_s", "", ""): 50.0}
     found = starving_of([cpu], 0.0, HOUR)
     assert found.jobs[0].stall == 0.5
-    assert found.answer == "job 1 waited longest for data, 50.0 s, most for decode"
+    assert found.answer == "job 1 starved most: waited 50.0 s for data, most for decode"
+
+
+def test_jobs_that_hardly_waited_are_counted_as_left_out():
+    brief = record("1", gpu_h=0.0)
+    brief.figures |= {("stall_s", "decode", ""): 0.04, ("worked_s", "", ""): 1.0}
+    long = [record(name, gpu_h=0.0) for name in "23"]
+    for job in long:
+        job.figures |= {("stall_s", "decode", ""): 0.2, ("worked_s", "", ""): 21.0}
+    found = starving_of([brief, *long, record("4")], 0.0, HOUR)
+    assert [job.job_id for job in found.jobs] == ["1"]
+    assert found.notes == ["2 more jobs waited for data, under 1% of the time: left out"]
+    # Others waited longer.
+    assert found.answer == "job 1 starved most: waited 40 ms for data, most for decode"
+    assert "no job is known to have waited 1% of its time" in starving_of(long, 0.0, HOUR).answer
 
 
 def test_a_few_steps_are_said_to_be_few():
@@ -78,7 +92,11 @@ def test_a_few_steps_are_said_to_be_few():
     text = JobReport(short).text()
     assert "too few to give a share" in text
     assert "100" not in text
-    assert not starving_of([short], 0.0, HOUR).jobs
+    left = starving_of([short], 0.0, HOUR)
+    assert not left.jobs
+    assert left.notes == [
+        "1 more job waited for data, in too few steps to give a share: left out"
+    ]  # fmt: skip
     short.figures["batches", "", ""] = 10.0
     assert short.stall == 1.0
     slow = record("2", gpu_h=0.0)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from typer import Argument, Option
 
-from headrace.base.text import printable
+from headrace.base.text import duration_text, printable
 from headrace.cli import exit_codes
 from headrace.cli.options import JsonOutput, QuietOutput
 from headrace.cli.printing import Output, plain_table
@@ -152,6 +152,8 @@ def _print_starving(output: Output, ranking: Starving, top: int) -> None:
     console = output.console()
     console.print(printable(ranking.answer), markup=False)
     if not ranking.jobs:
+        for note in ranking.notes:
+            output.line(note)
         return
     has_gpus = ranking.gpu_hours > 0.0
     rows = [
@@ -172,6 +174,8 @@ def _print_starving(output: Output, ranking: Starving, top: int) -> None:
         output.line("~ inferred from pressure and use: the job does not read through headrace")
     if len(ranking.jobs) > top:
         output.line(f"and {len(ranking.jobs) - top} more jobs (--top {len(ranking.jobs)})")
+    for note in ranking.notes:
+        output.line(note)
     for title, groups in (
         ("USER", ranking.users), ("FILE SYSTEM", ranking.file_systems), ("CAUSE", ranking.causes),
     ):  # fmt: skip
@@ -186,7 +190,7 @@ def _print_starving(output: Output, ranking: Starving, top: int) -> None:
 
 
 def _waited(seconds: float) -> str:
-    return f"{seconds / 3600:,.2f} h" if seconds >= 36 else f"{seconds:,.1f} s"
+    return f"{seconds / 3600:,.2f} h" if seconds >= 36 else f"{duration_text(seconds)}"
 
 
 def usage(

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from headrace.base.text import counted, duration_text
 from headrace.telemetry.history import JobRecord
 from headrace.telemetry.report import JobReport, hours_text
 from headrace.telemetry.waste import Booked, JobUse, together, use_of
@@ -197,6 +198,8 @@ def _rows_over_time(
 
 # -- starving ----------------------------------------------------------------------------------------
 
+STARVING: Final = 0.01  # who waits for less than this share of its time does not starve
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StarvingJob:
@@ -240,34 +243,45 @@ class Starving:
     causes: tuple[StarvingGroup, ...]
     gpu_hours: float  # that all jobs had, also those that did not starve
     lost_gpu_hours: float
+    left_out: int = 0  # jobs that waited, for less than the least share of their time
+    too_few_steps: int = 0  # jobs that waited, in too few steps to give a share
 
     @property
     def answer(self) -> str:
         """The one thing to know."""
         if not self.jobs:
-            return "nobody starved: no job is known to have waited for data"
+            least = f" {STARVING:.0%} of its time" if self.left_out or self.too_few_steps else ""
+            return f"nobody starved: no job is known to have waited{least} for data"
         first = self.jobs[0]
         share = self.lost_gpu_hours / self.gpu_hours if self.gpu_hours else 0.0
         if self.lost_gpu_hours <= 0.0:
-            waited = f"{first.waited_s:,.1f} s, most for {first.cause}"
-            return f"job {first.job_id} waited longest for data, {waited}"
+            waited = f"waited {duration_text(first.waited_s)} for data, most for {first.cause}"
+            return f"job {first.job_id} starved most: {waited}"
         most = f"job {first.job_id} ({hours_text(first.lost_gpu_hours)}, {first.cause})"
         lost, had = hours_text(self.lost_gpu_hours), hours_text(self.gpu_hours)
         return (
-            f"{lost} of {had} GPU-hours ({share:.0%}) were lost to waiting for data, most by {most}"
+            f"{lost} of {had} GPU-hours ({share:.0%}) were lost by jobs that starved for data, "
+            f"most by {most}"
         )
+
+    @property
+    def notes(self) -> list[str]:
+        """Which jobs are left out."""
+        jobs = counted(self.left_out, "more job"), counted(self.too_few_steps, "more job")
+        waited = [f"{jobs[0]} waited for data, under {STARVING:.0%} of the time: left out"]
+        few = [f"{jobs[1]} waited for data, in too few steps to give a share: left out"]
+        return (waited if self.left_out else []) + (few if self.too_few_steps else [])
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain values."""
         return {**asdict(self), "answer": self.answer}
 
 
-def starving_of(
-    records: Iterable[JobRecord], since_s: float, until_s: float, least: float = 0.01
-) -> Starving:
-    """Rank jobs; who waited for less than the share `least` of its time does not starve."""
+def starving_of(records: Iterable[JobRecord], since_s: float, until_s: float) -> Starving:
+    """Rank jobs; who waited for less than `STARVING` of its time does not starve."""
     every = list(records)
-    hungry = [record for record in every if (record.stall or 0.0) >= least]
+    hungry = [record for record in every if (record.stall or 0.0) >= STARVING]
+    waited = [record.stall for record in every if sum(record.waited.values()) > 0.0]
     jobs = sorted(map(_job, hungry), key=lambda j: (-j.lost_gpu_hours, -j.waited_s, j.job_id))
     users = [(r.user, r.gpu_hours, sum(r.lost.values()), sum(r.waited.values())) for r in hungry]
     systems = (_spread(r.lost_by_file_system, r.waited_by_file_system) for r in hungry)
@@ -277,6 +291,8 @@ def starving_of(
         file_systems=_groups(chain(*systems)), causes=_groups(chain(*causes)),
         gpu_hours=sum(record.gpu_hours for record in every),
         lost_gpu_hours=sum(job.lost_gpu_hours for job in jobs),
+        left_out=sum(share is not None and share < STARVING for share in waited),
+        too_few_steps=waited.count(None),
     )  # fmt: skip
 
 
