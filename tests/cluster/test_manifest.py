@@ -14,6 +14,7 @@ from headrace.cluster.manifest import (
     read_manifest,
     relevant_environment,
     script_facts,
+    told_by_run,
     versions,
     write_manifest,
 )
@@ -123,3 +124,24 @@ def test_versions_and_hardware_are_those_of_this_machine(tmp_path):
 
 def test_an_equal_pair_has_no_difference():
     assert compare(RUN, RUN) == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "resumed", "told"),
+    [
+        ("running", "", "goes on with 1 of 2 nodes"),
+        ("completed", "resumed at step 9", "went on with 1 of 2 nodes, resumed at step 9"),
+    ],
+)
+def test_a_launch_on_fewer_nodes_than_the_first_is_told(tmp_path, outcome, resumed, told):
+    def wrote(name, began_s, nodes, **result):
+        document = {"run": {"began_s": began_s}, "layout": {"nodes": nodes}}
+        result = {"outcome": "continued", "why": "", "resumed": ""} | result
+        write_manifest(tmp_path / f"headrace-runs/7-0{name}.json", document | {"result": result})
+
+    wrote("", 1000.0, 4)  # of another job of that number
+    wrote("-2", 9000.0, 3, outcome="completed")  # the script launched another thing first
+    wrote("-3", 9000.0, 2)
+    assert told_by_run(tmp_path, "7", 0, 8990.0, 9100.0) == ("", "")
+    wrote("-4", 9050.0, 1, outcome=outcome, resumed=resumed)
+    assert told_by_run(tmp_path, "7", 0, 8990.0, 9100.0) == ("", told)

@@ -497,7 +497,7 @@ class RunRecord:
 def told_by_run(
     folder: Path, job: str, restarts: int, since_s: float, until_s: float | None = None
 ) -> tuple[str, str]:
-    """What the newest launch in this life of a job says: why it ended, and from where it went on.
+    """What the newest launch in this life of a job says: why it ended, and how it went on.
 
     Args:
         folder: the job's.
@@ -507,9 +507,23 @@ def told_by_run(
         until_s: when it ended; likewise.
     """
     known = list(itertools.takewhile(Path.exists, _paths(folder, f"{job}-{restarts}")))
-    with contextlib.suppress(LaunchError, IndexError, KeyError, TypeError):
-        manifest = read_manifest(known[-1])
-        until_s = time.time() if until_s is None else until_s
-        if since_s - _CLOCKS_S < manifest["run"]["began_s"] < until_s + _CLOCKS_S:
-            return str(manifest["result"]["why"]), str(manifest["result"]["resumed"])
-    return "", ""
+    until_s = time.time() if until_s is None else until_s
+    launches: list[tuple[str, str, str, int]] = []
+    for path in known:
+        try:
+            manifest = read_manifest(path)
+            result, nodes = manifest["result"], int(manifest["layout"]["nodes"])
+            if since_s - _CLOCKS_S < manifest["run"]["began_s"] < until_s + _CLOCKS_S:
+                outcome, why, resumed = (str(result[n]) for n in ("outcome", "why", "resumed"))
+                launches.append((outcome, why, resumed, nodes))
+        except (LaunchError, KeyError, TypeError, ValueError):
+            launches.clear()  # what follows it says no more than itself
+    if not launches:
+        return "", ""
+    outcome, why, resumed, nodes = launches[-1]
+    began = itertools.takewhile(lambda launch: launch[0] == "continued", launches[-2::-1])
+    most = max((launch[-1] for launch in began), default=nodes)
+    if nodes < most:
+        goes = "goes" if outcome == "running" else "went"
+        resumed = f"{goes} on with {nodes} of {most} nodes" + (f", {resumed}" if resumed else "")
+    return why, resumed
