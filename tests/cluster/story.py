@@ -182,6 +182,7 @@ _VARIES = {
     r"^(wasted GPU-hours:).*": r"\1",
     r"(is lost:).*": r"\1",
     r"\border [0-9a-f]{16}": "order",
+    r"\bat least (?=[\d,]+ samples)": "",  # where a rank was killed between two messages
     r"[,;] resumed at step [\d,]+ \(.*?\)": "",  # not known yet when a status was asked for early
     r"\brestart \d": "restart",
     r"node\[[\d,-]+\]": "node[]",

@@ -14,9 +14,10 @@ from headrace.base.job import JobIdentity
 from headrace.errors import TelemetryError
 from headrace.telemetry.accounts import JobFacts, Ledger
 from headrace.telemetry.history import open_history
+from headrace.telemetry.messages import parse_message
 from headrace.telemetry.report import job_report
 from headrace.telemetry.writing import STEADY_S, HistoryWriter, file_of
-from telemetry.shared import T0
+from telemetry.shared import T0, accounts, message, now
 
 
 def fill(ledger, job="4711", minutes=3, start_s=T0, amount=10.0, user="ann", **identity):
@@ -384,3 +385,28 @@ def test_times_of_records_are_near(writer_of, tmp_path):
     writer.write(ledger, now=True)
     (record,) = records(tmp_path, time.time() - 30)
     assert record.last_s - record.first_s == 180
+
+
+def test_samples_of_a_killed_process_are_a_least_number(writer_of, tmp_path):
+    book, ledger = accounts()
+
+    def tell(at, **given):
+        book.report(parse_message(message(worked=at, samples=9 * at, **given), 1, 1000), now(at))
+
+    def text():
+        assert writer.write(ledger, now=True)
+        return job_report(tmp_path, "4711").text()
+
+    writer = writer_of()
+    for instance in ("a" * 32, "b" * 32):
+        tell(2, instance=instance)
+    tell(4, instance="c" * 32, consumer=False)  # a loader's worker ends without a word
+    assert "what 2 processes did in the last 2 s" in text()
+    tell(6, instance="a" * 32, ended=True)
+    assert "what 1 process did" in text()
+    assert ", at least " in text()
+    assert job_report(tmp_path, "4711").as_dict()["unended"] == 1
+    assert job_report(tmp_path, "4711", T0 + 5).as_dict()["unended"] == 0
+    tell(8, instance="b" * 32, ended=True)
+    assert "at least" not in text()
+    assert "not told" not in text()

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace.base.causes import Cause
 from headrace.machine.sensors import grown
-from headrace.telemetry.history import PEAKS
+from headrace.telemetry.history import PEAKS, UNENDED
 from headrace.telemetry.processes import GroupUse, fuller
 
 if TYPE_CHECKING:
@@ -305,7 +305,9 @@ class Accounts:
         if report.instance not in self._before and len(self._before) >= PROCESSES_MAX:
             self._before.pop(next(iter(self._before)))
         self._before[report.instance] = figures
-        self._ledger.remember(report.instance, report.identity.job_id, now.unix_s, figures)
+        lives = {(UNENDED, "", ""): 1.0} if report.consumer and not report.ended else {}
+        told = figures | lives
+        self._ledger.remember(report.instance, report.identity.job_id, now.unix_s, told)
         account.identity = fuller(account.identity, report.identity)
         account.ended_s = None
         account.reported_s = now.mono_s

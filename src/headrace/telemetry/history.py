@@ -51,6 +51,9 @@ _LARGEST: Final = frozenset({
 PEAKS: Final = _LARGEST | {"gpus", "gpus_used", "nodes"}
 """Figures of which the largest counts; of all others, the sum."""
 
+UNENDED: Final = "unended"
+"""In a process's last report that was kept: a later one, with its end, was to come."""
+
 
 def default_history(environment: Mapping[str, str] = os.environ) -> Path:
     """Where an agent keeps it: HEADRACE_HISTORY, else `headrace/history` in the user's state folder."""
@@ -96,6 +99,7 @@ class JobRecord:
     last_s: float = 0.0
     measured: bool = False  # headrace reported how its steps fared; else their waiting was inferred
     restarts: int = 0  # how often it was begun again under its number
+    unended: int = 0  # processes with training steps that gave no last message: killed, or running
     figures: dict[tuple[str, str, str], float] = field(default_factory=dict)
     """By name, label (a cause, a tier, "") and file system."""
 
@@ -229,6 +233,7 @@ def merged(records: Iterable[tuple[str, JobRecord]]) -> list[JobRecord]:
         job.first_s, job.last_s = min(job.first_s, record.first_s), max(job.last_s, record.last_s)
         job.measured = job.measured or record.measured
         job.restarts = max(job.restarts, record.restarts)
+        job.unended += record.unended
         for key, value in record.figures.items():
             before = job.figures.get(key, 0.0)
             job.figures[key] = max(before, value) if key[0] in _LARGEST else before + value
@@ -396,11 +401,16 @@ WHERE f.minute >= ? AND f.minute < ? AND f.job IN (SELECT job FROM jobs WHERE ? 
 GROUP BY {minute}, f.job, f.series
 """
 
+_UNENDED: Final = (
+    "SELECT job_id, count(*) FROM tellers WHERE at_s >= ? AND figures LIKE ? GROUP BY job_id"
+)
+
 
 def _records(
     database: sqlite3.Connection, since_s: float, until_s: float, job_id: str, *, by_minute: bool
 ) -> list[tuple[str, float, JobRecord]]:
     node, jobs = _jobs(database)
+    unended = dict(database.execute(_UNENDED, (since_s, f'%"{UNENDED}"%')))
     records: dict[tuple[float, int], JobRecord] = {}
     query = _FIGURES.format(minute="f.minute" if by_minute else "0.0")
     # A minute belongs to the stretch in which it begins, but for the first: a window ends within one.
@@ -408,6 +418,7 @@ def _records(
     for minute, job, name, label, system, total, most in rows:
         if job in jobs:
             record = records.setdefault((float(minute), job), replace(jobs[job], figures={}))
+            record.unended = int(unended.get(record.job_id, 0))
             value = most if name in PEAKS else total
             record.figures[clean(name), clean(label), clean(system)] = float(value)
     return [(node, at[0], records[at]) for at in sorted(records)]

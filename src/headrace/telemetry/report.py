@@ -69,7 +69,17 @@ def hint_of(record: JobRecord) -> str:
 
 
 _SHOWN = 6
-_FACTS: Final = ("job_id", "alias", "name", "user", "account", "first_s", "last_s", "restarts")
+_FACTS: Final = (
+    "job_id",
+    "alias",
+    "name",
+    "user",
+    "account",
+    "first_s",
+    "last_s",
+    "restarts",
+    "unended",
+)
 _TOTALS: Final = ("samples", "cpu_s", "memory_bytes", "read_bytes", "written_bytes")
 
 
@@ -170,6 +180,7 @@ class JobReport:
             ("wasted", f"GPU-hours: {', '.join(wasted)}" if wasted else ""),
             ("next time", "; ".join(use.advice)),
             ("steps", self._steps()),
+            ("not told", self._not_told()),
             ("stall", _list(_shares(record.waited)) if waits else ""),
             ("bytes", _list(_sizes(record.by_label("tier_bytes")))),
             ("lost on", _list(_shares(lost_on)) if waits else ""),
@@ -183,10 +194,18 @@ class JobReport:
         waited_s = sum(record.waited.values())
         text = f"waited {waited_s:,.1f} s"
         if record.measured:
-            text += f", worked {record.total('worked_s'):,.1f} s, {record.total('samples'):,.0f} samples"
+            least = "at least " if record.unended else ""
+            samples = f"{least}{record.total('samples'):,.0f} samples"
+            text += f", worked {record.total('worked_s'):,.1f} s, {samples}"
         if record.stall is None:
             return f"{text}: too few to give a share"
         return f"{text}: {record.stall:.1%} of their time stalled"
+
+    def _not_told(self) -> str:
+        if not self.record.unended:
+            return ""
+        who = counted(self.record.unended, "process", "processes")
+        return f"what {who} did in the last 2 s: killed, or still running"
 
 
 def job_report(history: Path | str, job_id: str, since_s: float = 0.0) -> JobReport:
