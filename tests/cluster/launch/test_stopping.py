@@ -8,12 +8,16 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.cluster.launch.conductor import Conductor
 from headrace.cluster.launch.nodes import NodeState
+from headrace.cluster.launch.place import JobPlace
+from headrace.cluster.launch.plan import Launch, LaunchOptions
 from headrace.cluster.launch.stop_page import (
     HOLD_S,
     SETTLE_S,
@@ -168,6 +172,29 @@ def test_nobody_leaves_where_no_script_asks():
     agreement = StopAgreement(USR1, 0.0)
     assert agreement.counted([-1, -1], 0.1)
     assert (agreement.phase, agreement.check) == (StopPhase.NOBODY, 0)
+
+
+def test_each_sigusr1_reaches_scripts_that_do_not_ask_and_no_repeat_of_it(monkeypatch):
+    monkeypatch.setattr("headrace.cluster.launch.conductor._AGAIN_S", 0.0)
+    launch = Launch.of(JobPlace.here(), LaunchOptions(framework="plain"), ["train.sh"])
+    conductor, sent = Conductor(launch), []
+    node = NodeState("a", 0)
+    conductor.nodes = SimpleNamespace(all=[node], send=lambda kind, **_: sent.append(kind))
+
+    def turn(now_s: float, *signals: int) -> None:
+        conductor._signals += signals
+        conductor._answer_signals(now_s)
+        node.held = -1
+        conductor._stop_is_over(now_s)
+
+    turn(1.0, signal.SIGUSR1)
+    turn(2.0)  # asked again, by the clock
+    turn(3.0, signal.SIGUSR1)
+    assert sent == ["hold", "stop_at", "forward", "hold", "stop_at", "hold", "stop_at", "forward"]
+    assert len(conductor.report.remarks) == 1
+    conductor._ask(StopReason("the time limit", True, 0, 10.0), 4.0)
+    turn(5.0, signal.SIGUSR1)  # while the nodes count
+    assert sent[-1] == "forward"
 
 
 def test_cancelling_beats_requeueing_and_not_the_other_way_round():

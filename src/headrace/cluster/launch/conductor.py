@@ -98,6 +98,7 @@ class Conductor:
         self._failure: RankFailure | None = None
         self._limit_s: float | None = None
         self._again_s: float | None = None
+        self._unheard = 0  # the signal that no script has been told of
         self._meeting: Meeting
         self.nodes: LaunchNodes
         self._starts: NodeStarts
@@ -333,6 +334,7 @@ class Conductor:
             within_s = max(self.options.grace_s, before_s if requeues else 0.0)
             name = signal.Signals(number).name
             text = f"asked to start again ({name})" if requeues else f"asked to end ({name})"
+            self._unheard = number
             self._ask(StopReason(text, requeues, number, within_s), now_s)
         if self._limit_s is not None and now_s > self._limit_s:
             self._limit_s = None
@@ -369,17 +371,19 @@ class Conductor:
             self.nodes.send("stop_at", check=agreement.check)
             if agreement.phase is StopPhase.LEAVING:
                 self._say(f"{reason.text}: all ranks save and leave after the same step")
-            elif not reason.cancels and self._again_s is None:
-                self._again_s = now_s + _AGAIN_S
+            elif not reason.cancels:
                 what = "those that never do are cut off"
                 # The script asks nobody whether to stop: it gets the signal itself, if it knows what that is.
-                if reason.number:
-                    self.nodes.send("forward", number=reason.number)
+                if self._unheard:
+                    self.nodes.send("forward", number=self._unheard)
+                    self._unheard = 0
                     what = "those that handle SIGUSR1 get it"
-                self._remark(
-                    f"{reason.text}: the ranks do not ask whether to stop (hr.cluster.should_stop), or not "
-                    f"yet; {what}"
-                )
+                if self._again_s is None:
+                    self._again_s = now_s + _AGAIN_S
+                    self._remark(
+                        f"{reason.text}: the ranks do not ask whether to stop (hr.cluster.should_stop), or "
+                        f"not yet; {what}"
+                    )
         if agreement.late(now_s):
             self._remark(
                 f"{reason.text}: the ranks did not leave within {reason.within_s:g} s, and were ended"
