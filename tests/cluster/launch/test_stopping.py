@@ -197,6 +197,22 @@ def test_each_sigusr1_reaches_scripts_that_do_not_ask_and_no_repeat_of_it(monkey
     assert sent[-1] == "forward"
 
 
+def test_ranks_go_on_where_it_cannot_be_written_that_they_resumed():
+    def full(_: str) -> None:
+        raise LaunchError("runs/7-1.json: the run's manifest cannot be written: No space left.")
+
+    launch = Launch.of(JobPlace.here(), LaunchOptions(framework="plain"), ["train.sh"])
+    conductor, node, page = Conductor(launch, resumed=full), NodeState("a", 0), StopPage(1)
+    RankSlot(page.address, 0).resumed(12, 1, 96)
+    node.notes = page.notes()
+    beats = [(node, {"kind": "beat", "notes": node.notes})] * 2
+    conductor.nodes = SimpleNamespace(all=[node], receive=lambda _: beats)
+    conductor._receive(begun=True)
+    assert conductor.report.resumed == "resumed at step 12 (epoch 1, position 96)"
+    assert [text[-14:] for text in conductor.report.remarks] == ["No space left."]
+    page.close()
+
+
 def test_cancelling_beats_requeueing_and_not_the_other_way_round():
     agreement = StopAgreement(USR1, 0.0)
     agreement.counted([1], 0.0)

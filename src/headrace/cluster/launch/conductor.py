@@ -236,7 +236,10 @@ class Conductor:
                         self._remark(_helper_end(node, message, is_needed=is_needed))
                 case "beat" if "notes" in message and not self.report.resumed:
                     self.report.resumed = resumed_at(self.nodes.all)
-                    self._say_resumed(self.report.resumed)
+                    try:
+                        self._say_resumed(self.report.resumed)
+                    except LaunchError as e:  # a full disk is no reason to end ranks that run
+                        self._remark(e.message)
                 case "signal":
                     self._signals.append(message["number"])
                 case "failure":
