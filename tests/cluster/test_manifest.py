@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -145,3 +148,11 @@ def test_a_launch_on_fewer_nodes_than_the_first_is_told(tmp_path, outcome, resum
     assert told_by_run(tmp_path, "7", 0, 8990.0, 9100.0) == ("", "")
     wrote("-4", 9050.0, 1, outcome=outcome, resumed=resumed)
     assert told_by_run(tmp_path, "7", 0, 8990.0, 9100.0) == ("", told)
+
+
+def test_a_folder_that_cannot_be_looked_into_tells_nothing(tmp_path, monkeypatch):
+    def stale(_: Path) -> bool:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(Path, "exists", stale)
+    assert told_by_run(tmp_path, "7", 0, 0.0) == ("", "")

@@ -506,7 +506,10 @@ def told_by_run(
         since_s: when the job was submitted; older manifests are of another job of that number.
         until_s: when it ended; likewise.
     """
-    known = list(itertools.takewhile(Path.exists, _paths(folder, f"{job}-{restarts}")))
+    try:
+        known = list(itertools.takewhile(Path.exists, _paths(folder, f"{job}-{restarts}")))
+    except OSError:  # a folder that cannot be looked into
+        return "", ""
     until_s = time.time() if until_s is None else until_s
     launches: list[tuple[str, str, str, int]] = []
     for path in known:
@@ -516,7 +519,7 @@ def told_by_run(
             if since_s - _CLOCKS_S < manifest["run"]["began_s"] < until_s + _CLOCKS_S:
                 outcome, why, resumed = (str(result[n]) for n in ("outcome", "why", "resumed"))
                 launches.append((outcome, why, resumed, nodes))
-        except (LaunchError, KeyError, TypeError, ValueError):
+        except (OSError, LaunchError, KeyError, TypeError, ValueError):
             launches.clear()  # what follows it says no more than itself
     if not launches:
         return "", ""
