@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -156,3 +157,13 @@ def test_a_folder_that_cannot_be_looked_into_tells_nothing(tmp_path, monkeypatch
 
     monkeypatch.setattr(Path, "exists", stale)
     assert told_by_run(tmp_path, "7", 0, 0.0) == ("", "")
+
+
+def test_a_fifo_in_the_place_of_a_manifest_is_not_waited_for(tmp_path):
+    (tmp_path / "headrace-runs").mkdir()
+    os.mkfifo(tmp_path / "headrace-runs/7-0.json")
+    look = (
+        "import sys; from pathlib import Path; from headrace.cluster.manifest import told_by_run; "
+        "assert told_by_run(Path(sys.argv[1]), '7', 0, 0.0) == ('', '')"
+    )
+    subprocess.run([sys.executable, "-c", look, str(tmp_path)], check=True, timeout=30)

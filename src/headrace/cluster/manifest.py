@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from headrace.base.documents import DocumentKind
-from headrace.base.files import replace_file
+from headrace.base.files import read_file, replace_file
 from headrace.base.text import counted
 from headrace.cluster.launch.place import REQUEUE_EXIT
 from headrace.cluster.launch.stop_page import StopPhase
-from headrace.errors import LaunchError
+from headrace.errors import HeadraceError, LaunchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -514,12 +514,13 @@ def told_by_run(
     launches: list[tuple[str, str, str, int]] = []
     for path in known:
         try:
-            manifest = read_manifest(path)
+            # What others put there in its place, a pipe perhaps, holds nobody up.
+            manifest = _KIND.decode(read_file(path, _KIND.bytes_max + 1), str(path)).plain()
             result, nodes = manifest["result"], int(manifest["layout"]["nodes"])
             if since_s - _CLOCKS_S < manifest["run"]["began_s"] < until_s + _CLOCKS_S:
                 outcome, why, resumed = (str(result[n]) for n in ("outcome", "why", "resumed"))
                 launches.append((outcome, why, resumed, nodes))
-        except (OSError, LaunchError, KeyError, TypeError, ValueError):
+        except (OSError, HeadraceError, KeyError, TypeError, ValueError):
             launches.clear()  # what follows it says no more than itself
     if not launches:
         return "", ""
