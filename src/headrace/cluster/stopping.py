@@ -96,7 +96,9 @@ def _tell_failure(slot: RankSlot) -> None:
     prints = sys.excepthook
 
     def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        slot.failed(traceback.format_exception_only(kind, error)[-1].strip().partition("\n")[0])
+        told = traceback.TracebackException(kind, error, None)
+        told.__notes__ = []  # they follow the exception's own line
+        slot.failed([*told.format_exception_only()][-1].strip().partition("\n")[0])
         prints(kind, error, trace)
 
     sys.excepthook = tell

@@ -20,6 +20,7 @@ from headrace.cluster.launch.place import JobPlace
 from headrace.cluster.launch.plan import Launch, LaunchOptions
 from headrace.cluster.launch.stop_page import (
     HOLD_S,
+    PAGE_VARIABLE,
     SETTLE_S,
     RankSlot,
     StopAgreement,
@@ -151,6 +152,30 @@ def test_the_rank_that_made_the_others_fail_is_named():
     assert cause() == ("rank 2 (node b) was ended by SIGKILL", 137)
     for page in pages:
         page.close()
+
+
+FAILS = """
+import headrace as hr
+hr.cluster.should_stop()
+error = ValueError("no number")
+error.add_note("in sample 7")
+raise error
+"""
+
+
+def as_rank(page: StopPage, script: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, PAGE_VARIABLE: page.address, "LOCAL_RANK": "0"}
+    return subprocess.run(
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=30,
+        env=environment,
+    )  # fmt: skip
+
+
+def test_what_is_noted_on_an_exception_is_not_taken_for_it():
+    page = StopPage(1)
+    assert as_rank(page, FAILS).stderr.endswith("ValueError: no number\nin sample 7\n")
+    assert page.notes()[0].error == "ValueError: no number"
+    page.close()
 
 
 def test_an_agreement_takes_the_furthest_check_of_all_nodes():
