@@ -62,20 +62,29 @@ class _Asked:
         self.slot: RankSlot | None = None
         self.stopped = False
         self.number = 0
+        self._numbers: tuple[signal.Signals, ...] = ()
         address = os.environ.get(PAGE_VARIABLE)
         try:
             if address:
-                self.slot = slot = RankSlot(address, local_rank())
+                self.slot = slot = RankSlot(address, local_rank(), attends=False)
                 _tell_failure(slot)
             elif which_rank().world_size > 1:
                 return  # nobody could make the ranks agree
         except RankError:  # not known which, so not alone
             return
-        if threading.current_thread() is not threading.main_thread():
-            return
         # The scheduler signals every process of a job. Under a launcher that is the launcher's to answer;
         # dying of it would lose what is to be saved. A handler of the user's own stays.
-        numbers = (signal.SIGTERM,) if self.slot else (signal.SIGTERM, signal.SIGUSR1)
+        self._numbers = (signal.SIGTERM,) if self.slot else (signal.SIGTERM, signal.SIGUSR1)
+
+    def attend(self) -> None:
+        """Takes part from now on: the launcher waits for this process, and signals do not end it."""
+        numbers, self._numbers = self._numbers, ()
+        if not numbers:
+            return
+        if self.slot:
+            self.slot.attend()
+        if threading.current_thread() is not threading.main_thread():
+            return
         for number in numbers:
             if signal.getsignal(number) in (signal.SIG_DFL, signal.SIG_IGN):
                 signal.signal(number, self._on_signal)
@@ -86,6 +95,7 @@ class _Asked:
         self.number = number
 
     def check(self) -> bool:
+        self.attend()
         if not self.stopped:
             self.stopped = self.slot.check() if self.slot else bool(self.number)
         return self.stopped
@@ -166,10 +176,10 @@ class Resumed:
         self._save_every = save_every
         self._parts = dict(parts)
         self._saved = -1
+        state = _state()  # an error from now on is told
         self._load()
-        slot = (
-            _state().slot
-        )  # the launcher waits for this process from now on, not from its first step
+        state.attend()  # waited for from now on, not from its first step, nor while it still loads
+        slot = state.slot
         if slot and self.restored:
             loader = next(filter(_is_loader, self._parts.values()), None)
             at = {"epoch": 0, "position": 0} if loader is None else loader.state_dict()

@@ -178,6 +178,24 @@ def test_what_is_noted_on_an_exception_is_not_taken_for_it():
     page.close()
 
 
+RESUMES = """
+import headrace as hr
+class Part:
+    def state_dict(self):
+        raise OSError("no weights")
+hr.cluster.resume("{folder}", part=Part())
+"""
+
+
+def test_what_resuming_raises_is_told_and_who_loads_is_not_waited_for(tmp_path):
+    page = StopPage(1)
+    as_rank(page, RESUMES.format(folder=tmp_path))
+    (note,) = page.notes()
+    assert note.error == "OSError: no weights"
+    assert not note.attends
+    page.close()
+
+
 def test_an_agreement_takes_the_furthest_check_of_all_nodes():
     agreement = StopAgreement(USR1, 0.0)
     assert not agreement.counted([4, None], 1.0)

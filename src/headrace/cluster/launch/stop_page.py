@@ -182,7 +182,11 @@ class RankSlot:
         self._at = _HEADER_WORDS + _SLOT_WORDS * local_rank
         self._checks = 0
         if attends:
-            self._words[self._at + _PID] = os.getpid()
+            self.attend()
+
+    def attend(self) -> None:
+        """Says that this process takes part, and is waited for."""
+        self._words[self._at + _PID] = os.getpid()
 
     def check(self) -> bool:
         """Whether to leave now; True on every rank of the job at the same check."""
