@@ -338,8 +338,9 @@ class RankFailure(NamedTuple):
 
 
 def _follows(note: RankNote) -> bool:
-    """Whether a rank's end may be that of another one's."""
-    return bool(note.error) or note.code in {128 + signal.SIGABRT, 128 + signal.SIGTERM}
+    """Whether a rank's end may be that of another one's; 1 is an exception's, told or not."""
+    untold = note.code == 1 and not note.attends
+    return bool(note.error) or untold or note.code in {128 + signal.SIGABRT, 128 + signal.SIGTERM}
 
 
 def _as_shells(code: int) -> int:

@@ -132,8 +132,9 @@ def test_a_page_that_is_none_is_refused(tmp_path):
 
 def test_the_rank_that_made_the_others_fail_is_named():
     """Whoever loses a peer says so at once, before anybody has seen the peer's end."""
-    nodes, pages = [NodeState("a", 0), NodeState("b", 1)], [StopPage(2), StopPage(2)]
-    slots = [RankSlot(page.address, local) for page in pages for local in range(2)]
+    nodes = [NodeState(name, index) for index, name in enumerate("abc")]
+    pages = [StopPage(2) for _ in nodes]
+    slots = [RankSlot(page.address, local) for page in pages[:2] for local in range(2)]
 
     def cause() -> RankFailure | None:
         for node, page in zip(nodes, pages, strict=True):
@@ -146,10 +147,12 @@ def test_the_rank_that_made_the_others_fail_is_named():
     nodes[0].codes = {"0": 1}
     slots[0].failed("ConnectionError: closed by peer")
     assert cause() == ("rank 3 (node b) ended with status 1: OSError: seen by nobody yet", 1)
+    pages[2].ended(1, 1)  # by an exception that its script has told nobody
+    assert cause().what.startswith("rank 3 ")
     pages[0].ended(1, -signal.SIGTERM)  # torchrun ends the others
     assert cause().code == 1
-    pages[1].ended(0, -signal.SIGKILL)
-    assert cause() == ("rank 2 (node b) was ended by SIGKILL", 137)
+    pages[2].ended(0, -signal.SIGKILL)
+    assert cause() == ("rank 4 (node c) was ended by SIGKILL", 137)
     for page in pages:
         page.close()
 

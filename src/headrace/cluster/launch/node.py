@@ -229,7 +229,7 @@ class Supervisor:
         if message["page"]:
             common[PAGE_VARIABLE] = self._page.address
         ranks = zip(message["commands"], message["environments"], strict=True)
-        self._one_each = len(message["commands"]) == self._spec.ranks
+        self._one_each = all("LOCAL_RANK" in own for own in message["environments"])
         for number, (command, own) in enumerate(ranks):
             try:
                 self._ranks[_start(command, {**common, **own})] = number
