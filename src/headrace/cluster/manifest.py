@@ -361,13 +361,13 @@ def judge(
     agreement: StopAgreement | None,
 ) -> None:
     """Sets outcome, reason and exit status."""
-    left = _how_left(nodes)
+    left, all_saved = _how_left(nodes, agreement)
     if agreement is not None and agreement.reason.cancels:
         # torchrun passes the signal on, and so ends with a failure: that is no other one.
         report.outcome = "cancelled"
         report.why = "; ".join(filter(None, (agreement.reason.text, left)))
         report.exit_code = 128 + agreement.reason.number
-        if left and report.job:
+        if all_saved and report.job:
             report.next_step = f"`headrace cluster resubmit {report.job}` goes on from there."
     elif failure is not None:
         report.outcome, report.exit_code = "failed", failure.code
@@ -390,16 +390,18 @@ def judge(
         report.outcome, report.exit_code = "completed", 0
 
 
-def _how_left(nodes: Sequence[NodeState]) -> str:
-    """How the ranks answered the request to leave; "" if they did not."""
-    notes = [note for node in nodes for note in node.notes if note.attends]
-    if not any(note.leaving for note in notes):
-        return ""
-    saved = {note.saved for note in notes}
+def _how_left(nodes: Sequence[NodeState], agreement: StopAgreement | None) -> tuple[str, bool]:
+    """How the ranks answered the request to leave, "" if they did not; and whether all had saved."""
+    attending = [note for node in nodes for note in node.notes if note.attends]
+    if not any(note.leaving for note in attending):
+        return "", False
+    # Who had ended well before was not asked.
+    late = agreement is not None and agreement.phase is StopPhase.LATE
+    saved = {note.saved for note in attending if late or note.leaving or note.code}
     if 0 not in saved:
-        return f"all ranks saved at step {min(saved):,} and left"
+        return f"all ranks saved at step {min(saved):,} and left", True
     # Who saves by other means than `resume` says nothing of it.
-    return "not all ranks had saved" if any(saved) else "the ranks left"
+    return ("not all ranks had saved" if any(saved) else "the ranks left"), False
 
 
 def resumed_at(nodes: Sequence[NodeState]) -> str:

@@ -28,7 +28,7 @@ from headrace.cluster.launch.stop_page import (
     StopPhase,
     StopReason,
 )
-from headrace.cluster.manifest import RankFailure
+from headrace.cluster.manifest import LaunchReport, RankFailure, judge
 from headrace.errors import LaunchError
 
 USR1 = StopReason("SIGUSR1", True, signal.SIGUSR1, 10.0)
@@ -196,6 +196,34 @@ def test_what_resuming_raises_is_told_and_who_loads_is_not_waited_for(tmp_path):
     (note,) = page.notes()
     assert note.error == "OSError: no weights"
     assert not note.attends
+    page.close()
+
+
+@pytest.mark.parametrize(
+    ("ends", "how"),
+    [
+        ("saves saves done", "all ranks saved at step 21 and left"),
+        ("saves leaves", "not all ranks had saved"),
+        ("saves fails", "not all ranks had saved"),
+        ("leaves leaves", "the ranks left"),
+    ],
+)
+def test_a_cancelled_job_goes_on_from_what_all_of_its_ranks_have_saved(ends, how):
+    node, page = NodeState("a", 0), StopPage(len(ends.split()))
+    for local, end in enumerate(ends.split()):
+        slot = RankSlot(page.address, local)
+        if end in {"saves", "leaves"}:
+            page.hold()
+            page.stop_at(1)
+            assert slot.check()
+        if end == "saves":
+            slot.saved(21)
+        page.ended(local, end == "fails")
+    node.notes = page.notes()
+    report = LaunchReport(job="7")
+    judge(report, [node], None, StopAgreement(TERM, 0.0))
+    assert report.why == f"SIGTERM; {how}"
+    assert bool(report.next_step) == how.startswith("all")
     page.close()
 
 
