@@ -11,6 +11,7 @@ from rich.console import Console
 from cluster.clusters import NOW_S, busy, cluster, hal, huge, node
 from headrace.cli.cluster_queue import queue_view, span_text, status_table
 from headrace.cluster.executor import JobState, JobStatus
+from headrace.cluster.manifest import write_manifest
 from headrace.cluster.snapshot import (
     Allocation,
     ClusterJob,
@@ -247,3 +248,22 @@ def test_how_a_job_ended_is_readable_in_80_columns(ending, why):
     shown = " ".join(out.getvalue().split())
     assert f"4711 a-job-with-a-long-name {status.state.lower()}" in shown
     assert shown.endswith(why.split()[-1] if why else "gpu[0-3]")
+
+
+def test_tasks_that_are_alike_share_a_line_whatever_their_launches_say(tmp_path):
+    """A line of one task says what its launch did."""
+    for task, code in enumerate((1, 1, 7)):
+        result = {"why": f"rank {task} ended with status {code}", "resumed": "resumed at step 21"}
+        manifest = {"run": {"began_s": 100.0}, "result": result}
+        write_manifest(tmp_path / f"headrace-runs/9_{task}-0.json", manifest)
+    tasks = [
+        JobStatus(
+            f"9_{task}", "sweep", JobState.FAILED, exit_code=code, folder=tmp_path, submitted_s=99.0
+        )
+        for task, code in enumerate((1, 1, 7))
+    ]
+    out = io.StringIO()
+    Console(file=out, width=120).print(status_table(tasks))
+    _, alike, one = out.getvalue().splitlines()
+    assert alike.split() == ["9_[0-1]", "sweep", "failed", "-", "exit", "code", "1"]
+    assert one.endswith(" rank 2 ended with status 7, resumed at step 21")

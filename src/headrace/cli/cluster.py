@@ -286,9 +286,9 @@ def _show(
     lost = [job for job, of_job in statuses.items() if not of_job]
     if lost and not known:
         runs_on.known(lost)
-    known = [*(status.with_run() for status in known), *map(runs_on.lost, lost)]
+    known += map(runs_on.lost, lost)
     if output.as_json:
-        output.document({"jobs": [_status_document(status) for status in known]})
+        output.document({"jobs": [_status_document(status.with_run()) for status in known]})
     elif known:
         output.console().print(status_table(known, everything=everything))
         for status in [status for status in known if status.went_wrong][-1:]:

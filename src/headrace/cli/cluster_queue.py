@@ -341,9 +341,7 @@ def status_table(statuses: Sequence[JobStatus], *, everything: bool = False) -> 
     for status in statuses:
         number, _, task = status.job_id.partition("_")
         line = task if everything or not task.isdigit() else "a task"
-        again = f"restart {status.restarts}" if status.restarts else ""
-        why = ", ".join(filter(None, (status.why, again, status.resumed)))
-        alike.setdefault((number, line, status.state, why), []).append(status)
+        alike.setdefault((number, line, status.state, _why(status)), []).append(status)
 
     def ran(status: JobStatus) -> str:
         began_s, ended_s = status.started_s, status.ended_s or now_s
@@ -354,18 +352,24 @@ def status_table(statuses: Sequence[JobStatus], *, everything: bool = False) -> 
 
     table = plain_table("JOB", "NAME", "STATE", "RAN>", "NODES", "WHY")
     table.columns[-1].no_wrap = False  # it takes what the others leave
-    for (number, _, state, why), same in alike.items():
+    for (number, _, state, _), same in alike.items():
         tasks = [status.job_id.partition("_")[2] for status in same]
         job = f"{number}_{compress_hosts(tasks)}" if len(same) > 1 else same[0].job_id
-        one = same[0] if len(same) == 1 else None
+        # What each task's launch says would set alike ones apart.
+        one = same[0].with_run() if len(same) == 1 else None
         nodes = compress_hosts(dict.fromkeys(node for s in same for node in s.nodes))
         table.add_row(
             *map(Text, (
                 cut(job, 24), cut(same[0].name, 24), state.lower(), ran(one) if one else "-",
-                cut(nodes, 40), printable(why),
+                cut(nodes, 40), printable(_why(one or same[0])),
             ))
         )  # fmt: skip
     return table
+
+
+def _why(status: JobStatus) -> str:
+    again = f"restart {status.restarts}" if status.restarts else ""
+    return ", ".join(filter(None, (status.why, again, status.resumed)))
 
 
 ROWS = 20
