@@ -12,6 +12,7 @@ import pytest
 
 from cluster.launch.launching import MARK, TRAINER, seen_counts
 from headrace.cluster.executor import JobState, Submission
+from headrace.cluster.launch import rank_start
 from headrace.cluster.local.executor import LocalExecutor
 from tests_shared import until
 
@@ -136,3 +137,20 @@ def test_a_job_under_torchrun_ends_with_the_status_of_the_rank_that_failed(
     assert text.count("Traceback") == ("raise" in end)
     assert not list((tmp_path / "tmp").iterdir())
     assert "Root Cause" not in text  # torchrun's own page about it
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_torchruns_logs_go_where_its_own_variable_says(monkeypatch, own):
+    pytest.importorskip("torch")
+    from torch.distributed import run
+
+    given = []
+    monkeypatch.setattr(run, "main", given.extend)
+    monkeypatch.setattr(sys, "argv", ["rank_start", rank_start.TORCHRUN, "--nnodes=1"])
+    monkeypatch.setenv("LOGLEVEL", "INFO")
+    monkeypatch.setenv("HEADRACE_RUNTIME_DIR", "/tmp/run")
+    monkeypatch.delenv("PET_LOG_DIR", raising=False)
+    if own:
+        monkeypatch.setenv("PET_LOG_DIR", "logs")
+    rank_start.torchrun()
+    assert given == [*([] if own else ["--log-dir=/tmp/run-torchrun"]), "--nnodes=1"]

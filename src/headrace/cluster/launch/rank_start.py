@@ -29,7 +29,7 @@ def torchrun() -> None:
     # Else it leaves a folder in TMPDIR behind; this one ends with the launch.
     logs = f"--log-dir={os.environ['HEADRACE_RUNTIME_DIR']}-torchrun"
     try:
-        run.main([logs, *sys.argv[2:]])
+        run.main([*([] if "PET_LOG_DIR" in os.environ else [logs]), *sys.argv[2:]])
     except SignalException as e:
         sys.exit(128 + e.sigval)
     except ChildFailedError as e:
