@@ -127,6 +127,16 @@ def test_shares_add_up_and_what_no_accelerator_explains_is_the_harness():
     assert sum(both) == pytest.approx(2 * both.total_s)
 
 
+def test_without_a_step_that_counts_nothing_is_known():
+    """One step an epoch, at whose end accelerators met: no time of it is the barrier's."""
+    blocks = [block([0.1], [1.0], end=2.0), block([0.9], [1.0], end=2.0, accelerator=1)]
+    shares = shares_of(blocks, DEFAULT)
+    assert shares == (0, 0, 0, 0, 0)
+    result = verdict_of(0, 0, shares, 0.0, 1.0, accelerators=2)
+    assert result.bound == "unknown"
+    assert "more files, fewer accelerators or a smaller batch" in result.reason
+
+
 def test_percentiles_of_known_numbers():
     result = percentiles(np.arange(1, 1001))
     assert result["p50"] == pytest.approx(500.5)

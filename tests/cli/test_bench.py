@@ -35,6 +35,18 @@ def test_generate_and_run(bench, tmp_path):
     assert (tmp_path / "out/summary.json").exists()
 
 
+def test_a_run_of_one_step_says_that_nothing_is_known(bench, two_runs):
+    ended = bench("run", *SMALL, "++workload.reader.batch_size=1", "++hydra.run.dir=few", "-n", "8")
+    assert ended.code == 0, ended.err
+    assert "bound by unknown: no step counted" in ended.out
+    assert "AU" not in bench("report", "few").out
+    ended = bench("compare", "two", "few", "--json")
+    assert not {"au", "throughput", "io"} & {row["measure"] for row in ended.document["rows"]}
+    ended = bench("compare", "two", "few", "--fail-if", "au < 0.5")
+    assert ended.code == 3
+    assert "'au < 0.5' cannot be told" in ended.err
+
+
 def test_another_data_set_is_replaced_by_as_many_threads_as_asked_for(bench, tmp_path):
     assert bench("generate", *SMALL, "++hydra.run.dir=out").code == 0
     fewer = ("++workload.dataset.num_files_train=4", "++hydra.run.dir=out", "--threads=1")

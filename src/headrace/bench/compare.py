@@ -80,6 +80,7 @@ MEASURES: Final = tuple(RunMeasure(*row) for row in (
 """In the order of tables."""
 
 
+_OF_COUNTED_STEPS: Final = {"au", "au_mlperf", "ceiling_au", "throughput", "io"}
 _BY_MLCOMMONS: Final = "headrace.throughput_by_formula_samples_per_s.mlcommons"
 
 
@@ -98,7 +99,14 @@ def measure_named(name: str, of: Sequence[RunMeasure] = MEASURES) -> RunMeasure:
 
 
 def value_of(summary: dict[str, Any], measure: RunMeasure) -> float | None:
-    """The measure's value in a summary.json, or None where it has none."""
+    """The measure's value in a summary.json, or None where it has none.
+
+    DLIO writes an AU of 0 where no step counted: that is no value.
+    """
+    own = summary.get("headrace")
+    unknown = isinstance(own, dict) and own.get("bound") == "unknown"
+    if unknown and measure.name in _OF_COUNTED_STEPS:
+        return None
     value = number_at(summary, measure.path)
     if value is None or not measure.per:
         return None if value is None else value * measure.scale

@@ -225,12 +225,13 @@ def shares_of(blocks: Sequence[Block], window: StepWindow) -> TimeShares:
     """Sum up training's blocks within the window.
 
     What an accelerator's own steps do not explain is the barrier, as far as the slowest of each step explain
-    it; what it took beyond that to meet is the harness's.
+    it; what it took beyond that to meet is the harness's. A block without a step in the window has no part.
     """
     total = compute = wait = harness = barrier = 0.0
     together = defaultdict[tuple[int, int], list[Block]](list)
     for block in blocks:
-        together[block.epoch, block.number].append(block)
+        if len(block.compute_s[window.bounds(block.steps)]):
+            together[block.epoch, block.number].append(block)
     for parts in together.values():
         steps = np.array([block.process_s + block.harness_s for block in parts])
         behind = steps.max(axis=0).sum() - steps.sum(axis=1)
@@ -295,7 +296,7 @@ _LOSS_LEAST = 1.0
 class BoundVerdict(NamedTuple):
     """What bounds a run, and why, with figures."""
 
-    bound: Literal["compute", "storage", "page cache", "processors", "harness"]
+    bound: Literal["compute", "storage", "page cache", "processors", "harness", "unknown"]
     reason: str
 
 
@@ -306,6 +307,10 @@ _NOT_THE_STORAGE: Final = (
 _NOT_COLD: Final = (
     f"{_SAYS_NOTHING}read more data than this host's memory holds, or put them out of it and read them once "
     "(headrace bench run --cold)"
+)
+_NO_STEP: Final = (
+    "no step counted (as in DLIO the first of an epoch does not), so AU and throughput say nothing: give each "
+    "accelerator more steps, by more files, fewer accelerators or a smaller batch"
 )
 _UNKNOWN: Final = CpuUse()
 _BUSY_LEAST: Final = 0.9
@@ -350,8 +355,7 @@ def verdict_of(  # noqa: C901, PLR0911, PLR0917 - all that is known
     lost, wait, harness = 100 - au, shares.of("wait"), shares.of("harness")
     barrier = shares.of("barrier")
     if not shares.total_s:
-        reason = "no step counts (the first of an epoch does not): take more steps or epochs"
-        return BoundVerdict("harness", f"{reason}; nothing is known of the storage")
+        return BoundVerdict("unknown", _NO_STEP)
     if lost <= _LOSS_LEAST:
         return BoundVerdict("compute", f"AU is {au:.2f} %: the {source} keeps up{instead}")
     if step_s > 0 and late_p99_s > 0.05 * step_s and late_p99_s > 0.001:

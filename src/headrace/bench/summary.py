@@ -404,7 +404,10 @@ def metric_lines(summary: dict[str, Any]) -> list[str]:
         ]
         lines += [f"ends of steps were noticed {', '.join(late)}"] if late else []
         others, cpus = own["other_cpus"] or 0.0, sum(summary["host_cpu_count"])
-        if own["bound"] not in {"compute", "processors"} and others >= OTHERS_MANY * cpus:
+        if (
+            own["bound"] not in {"compute", "processors", "unknown"}
+            and others >= OTHERS_MANY * cpus
+        ):
             waited = "a wait for data may have been one for a processor"
             lines.append(f"other programs had {others:.1f} of {cpus} processors: {waited}")
     return lines
