@@ -17,6 +17,7 @@ from headrace.bench.metrics import (
     percentiles,
     phase_figures,
     shares_of,
+    uncounted_of,
     verdict_of,
 )
 from headrace.machine.host import CpuUse
@@ -135,6 +136,13 @@ def test_without_a_step_that_counts_nothing_is_known():
     result = verdict_of(0, 0, shares, 0.0, 1.0, accelerators=2)
     assert result.bound == "unknown"
     assert "more files, fewer accelerators or a smaller batch" in result.reason
+
+
+def test_the_time_that_does_not_count_is_known():
+    blocks = [block([3.0, 0.5], [1.0] * 2), block([1.0, 0.5], [1.0] * 2, end=5.5, accelerator=1)]
+    assert uncounted_of(blocks, DEFAULT) == pytest.approx((5.5, 3.0, 2.0))
+    assert uncounted_of(blocks, StepWindow(0, 0)) == pytest.approx((5.5, 0, 0))
+    assert uncounted_of([], DEFAULT) == (0, 0, 0)
 
 
 def test_percentiles_of_known_numbers():

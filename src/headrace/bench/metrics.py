@@ -248,6 +248,28 @@ def shares_of(blocks: Sequence[Block], window: StepWindow) -> TimeShares:
     return TimeShares(total, compute, wait, harness, barrier)
 
 
+class UncountedTime(NamedTuple):
+    """Training's time outside of the window, in seconds of an accelerator."""
+
+    all_s: float
+    """Of all steps."""
+    uncounted_s: float
+    wait_s: float
+    """For data, within `uncounted_s`."""
+
+
+def uncounted_of(blocks: Sequence[Block], window: StepWindow) -> UncountedTime:
+    """What the steps that do not count took, of all accelerators' mean."""
+    accelerators = max(1, len({block.accelerator for block in blocks}))
+    time = uncounted = wait = 0.0
+    for block in blocks:
+        counted = window.bounds(block.steps)
+        time += block.duration_s
+        uncounted += block.duration_s - _counted_time_s(block, window)
+        wait += float(block.load_s.sum() - block.load_s[counted].sum())
+    return UncountedTime(time / accelerators, uncounted / accelerators, wait / accelerators)
+
+
 def percentiles(values_s: ArrayLike) -> dict[str, float]:
     """p50, p90, p99, p99.9, the greatest and the mean; empty without values."""
     values = np.asarray(values_s, np.float64)

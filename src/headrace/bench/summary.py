@@ -343,6 +343,7 @@ def _of_training(workload: Workload, run: BenchRecord) -> dict[str, Any]:
         "repeats": run.repeats,
         "time_to_solution": time_to_solution(run.phases_s),
         "time": shares._asdict(),
+        "uncounted": metrics.uncounted_of(train, window)._asdict(),
         "wait_s": metrics.percentiles(
             [wait for b in train for wait in b.load_s[window.bounds(b.steps)].tolist()]
         ),
@@ -367,6 +368,9 @@ def time_to_solution(phases_s: Mapping[str, float]) -> dict[str, float]:
 
 OTHERS_MANY: Final = 0.25
 """Of the processors: if other programs have so many, figures are no longer those of a storage alone."""
+
+UNCOUNTED_MANY: Final = 0.2
+"""Of the time of training: if more of it does not count, that is told."""
 
 _METRIC_LINES: Final = (
     ("Training Accelerator Utilization [AU] (%)", "train_au_{}_percentage"),
@@ -399,6 +403,12 @@ def metric_lines(summary: dict[str, Any]) -> list[str]:
     lines.append(rule)
     if "bound" in (own := summary["headrace"]):
         lines.append(f"bound by {own['bound']}: {own['bound_reason']}")
+        time = metrics.UncountedTime(**own["uncounted"])
+        if time.uncounted_s > UNCOUNTED_MANY * time.all_s:
+            lines.append(
+                f"{time.uncounted_s:.1f} of {time.all_s:.1f} s were steps that do not count, as in "
+                f"DLIO the first of each epoch; they waited {time.wait_s:.1f} s for data"
+            )
         late = [
             f"{own['late_s'][p] * 1e3:.2f} ms late ({p})" for p in ("p50", "p99") if own["late_s"]
         ]
