@@ -347,6 +347,15 @@ def test_repeats_in_folders_give_confidence(tmp_path):
     assert "AU of each run" in page_of(tmp_path / "a")
 
 
+def test_a_setting_has_no_interval_and_none_reaches_below_zero(tmp_path):
+    for name in ("1", "2"):
+        write_run(tmp_path / name, device_bytes=0 if name == "1" else 400)
+    runs = [load_run(tmp_path / name) for name in ("1", "2")]
+    assert with_confidence(measured(runs, measure_named("accelerators")), "") == "2"
+    text = with_confidence(measured(runs, measure_named("device_bytes")), "B")
+    assert text == "200 B ± more than that (95 %, 2 runs)"
+
+
 def test_a_change_from_nothing_is_noise_where_its_interval_says_so():
     """0 to 0.39 +- 1.66 is no change for the worse, though no percentage can be told."""
     wait = MEASURES[0]

@@ -55,8 +55,8 @@ MEASURES: Final = tuple(RunMeasure(*row) for row in (
     ("wait_p50", "wait of a step, median", "s", "less", "headrace.wait_s.p50"),
     ("wait_p99", "wait of a step, 99 %", "s", "less", "headrace.wait_s.p99"),
     ("wait_max", "wait of a step, longest", "s", "less", "headrace.wait_s.max"),
-    ("batch_p50", "read of a batch, median", "s", "less", "headrace.batch_wait_s.p50"),
-    ("batch_p99", "read of a batch, 99 %", "s", "less", "headrace.batch_wait_s.p99"),
+    ("batch_p50", "batch asked for until read, median", "s", "less", "headrace.batch_wait_s.p50"),
+    ("batch_p99", "batch asked for until read, 99 %", "s", "less", "headrace.batch_wait_s.p99"),
     ("late_p99", "ends of steps noticed late, 99 %", "s", "less", "headrace.late_s.p99"),
     ("time_to_solution", "time to solution", "s", "less", "headrace.time_to_solution.total_s"),
     ("staging", "of it staging", "s", "less", "headrace.time_to_solution.staging_s"),
@@ -124,6 +124,8 @@ def measured(runs: Sequence[RunResult], measure: RunMeasure) -> Confidence | Non
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return None
+    if measure.name == "accelerators":  # a setting, which repeats have in common
+        return Confidence(known[0], None, len(known))
     repeats = runs[0].own.get("au_percent")
     if len(runs) == 1 and measure.name == "au" and isinstance(repeats, dict):
         mean, half = number_of(repeats.get("mean")), number_of(repeats.get("confidence_95"))

@@ -303,8 +303,8 @@ def with_confidence(value: Confidence, unit: str, *, brief: bool = False) -> str
     text = measure_text(value.mean, unit)
     if value.half_width is None:
         return text
-    if brief and value.half_width > abs(value.mean):
-        return f"{text} ± more"
+    if value.half_width > abs(value.mean):
+        return f"{text} ± more" if brief else f"{text} ± more than that (95 %, {value.runs} runs)"
     text += f" ± {measure_text(value.half_width, unit)}"
     return text if brief else f"{text} (95 %, {value.runs} runs)"
 
