@@ -116,6 +116,8 @@ def test_report_compare_and_trace(bench, two_runs, tmp_path):
     assert "This is not an MLPerf result." in (tmp_path / "two/report.html").read_text()
     assert bench("report", "two", "--html", "-o", "page.html").code == 0
     assert (tmp_path / "page.html").read_bytes() == (tmp_path / "two/report.html").read_bytes()
+    assert bench("report", "two", "--html", "same.html").code == 0
+    assert (tmp_path / "same.html").read_bytes() == (tmp_path / "page.html").read_bytes()
     ended = bench("compare", "two", "one", "--fail-if", "accelerators < -10%")
     assert ended.code == 1
     assert "accelerators < -10%: holds (accelerators -50.00%)" in ended.out
@@ -148,6 +150,9 @@ def test_sweep(bench, tmp_path):
     [
         (["report", "nowhere"], "no summary.json", 3),
         (["report", ".", "-o", "x"], "give --html", 2),
+        (["report", ".", "x"], "give --html", 2),
+        (["report", "--html", "x", "."], "DIR --html FILE", 2),
+        (["report", ".", "x", "--html", "-o", "y"], "DIR --html FILE", 2),
         (["compare", "a", "b", "--fail-if", "auu < 1"], "did you mean au?", 2),
         (["trace", "nowhere", "-o", "x"], "cannot be read: No such file", 3),
         (["sweep", "default", "--accelerators=4..1"], "expected LEAST..MOST", 2),
