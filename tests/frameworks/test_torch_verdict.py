@@ -1,6 +1,8 @@
 """Over files, too, the loader says what its training waited for: at each epoch's end, and in `explain()`."""
 
+import os
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,6 +34,81 @@ def test_a_line_at_the_end_of_each_epoch_on_request(monkeypatch, capsys, num_wor
         [f"headrace: epoch {epoch}", "8 samples"] for epoch in (1, 2)
     ]
     assert all("| stall " in line for line in lines)
+
+
+class Sleepy(torch.utils.data.Dataset):
+    """Whose samples sleep, and read `paths` by `read`, if there are any."""
+
+    def __init__(self, paths=(), read=None):
+        self.paths, self.read = list(map(str, paths)), read
+
+    def __len__(self):
+        return 128
+
+    def __getitem__(self, index):
+        if self.paths:
+            self.read(self.paths[index])
+        time.sleep(0.002)
+        return torch.tensor(index)
+
+
+def plainly(path):
+    Path(path).read_bytes()
+
+
+def past_python(path):
+    """As C code does: `open` is not asked."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.read(descriptor, 1 << 20)
+    os.close(descriptor)
+
+
+@pytest.fixture
+def paths(tmp_path):
+    paths = [tmp_path / f"{index}.bin" for index in range(128)]
+    for path in paths:
+        path.write_bytes(bytes(20_000))
+    return paths
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_data_set_that_sleeps_is_not_said_to_wait_for_storage(num_workers):
+    loader = DataLoader(Sleepy(), batch_size=8, num_workers=num_workers)
+    list(loader)
+    said = loader.explain()
+    assert "watching what samples open: so far samples opened no files" in said
+    assert "files are read ahead" not in said
+    verdict = hr.explain(loader)
+    assert verdict.main == "decode", str(verdict)
+    assert "it slept, locked or waited for something" in verdict.evidence[0]
+    assert verdict.action.startswith("profile dataset[0]")
+    assert "pack" not in verdict.action
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_c_code_reads_may_have_been_waited_for(paths, num_workers):
+    dataset = Sleepy(paths, past_python)
+    dataset.paths = dict(enumerate(dataset.paths))  # nobody guesses them
+    loader = DataLoader(dataset, batch_size=8, num_workers=num_workers)
+    list(loader)
+    verdict = hr.explain(loader)
+    assert verdict.main == "storage", str(verdict)
+    assert verdict.action.startswith("profile dataset[0]")
+    assert "pack" in verdict.action
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_files_in_the_page_cache_are_not_said_to_be_waited_for(paths, num_workers):
+    loader = DataLoader(Sleepy(paths, plainly), batch_size=8, num_workers=num_workers)
+    list(loader)
+    if "because they lie in the page cache" not in loader.explain():
+        pytest.skip("looking at files took long on this machine")
+    verdict = hr.explain(loader)
+    assert verdict.main == "decode", str(verdict)
+    assert "lay in the page cache" in verdict.evidence[0]
+    list(loader)
+    # In a second epoch new workers find there what the first ones read.
+    assert bool(evidence_of(loader).without_storage) is (not num_workers)
 
 
 def test_explain_says_what_was_waited_for(monkeypatch):

@@ -207,17 +207,33 @@ def test_a_worker_more_is_advised_where_it_finds_room(workers, cpus, busy, advic
 
 @pytest.mark.parametrize(
     ("workers", "action", "gain"), [
-        (1, "let 12 workers wait at a time instead of 1 (num_workers=12)", 11 / 12),
-        (4, "let 16 workers wait at a time instead of 4 (num_workers=16)", 3 / 4),
-        (16, "pack it", 1.0),
+        (1, "let 12 workers wait at a time instead of 1 (num_workers=12", 11 / 12),
+        (4, "let 16 workers wait at a time instead of 4 (num_workers=16", 3 / 4),
+        (16, "if it is the storage, pack it", 1.0),
     ],
 )  # fmt: skip
 def test_what_a_data_set_waits_for_itself_more_workers_wait_for_together(workers, action, gain):
     verdict = run_of({"read": 0.09}, Evidence(decode_threads=workers), reads=0, read_s=0.09)
     assert verdict.main is Cause.STORAGE
-    assert verdict.action.startswith(action)
+    assert verdict.action.startswith("profile dataset[0]")
+    assert action in verdict.action
     assert verdict.gain_s == pytest.approx(gain * verdict.stall_s, rel=0.01)
-    assert "no read of headrace's was seen" in str(verdict)
+    assert "Storage was waited for, or a sleep, a lock, a network call" in str(verdict)
+    assert "what for was not measured" in verdict.evidence[0]
+
+
+@pytest.mark.parametrize(("cpus", "warns"), [(0, False), (2, True), (12, False)])
+def test_what_waits_for_no_storage_is_the_data_sets_own_code(cpus, warns):
+    seen = Evidence(decode_threads=1, cpus=cpus, without_storage="samples opened and read no files")
+    verdict = run_of({"read": 0.09}, seen, reads=0, read_s=0.09)
+    assert verdict.main is Cause.DECODE
+    assert verdict.share(Cause.DECODE) == pytest.approx(1.0)
+    assert "it slept, locked or waited for something" in verdict.evidence[0]
+    assert verdict.action.startswith("profile dataset[0]")
+    assert "let 12 workers wait" in verdict.action
+    assert ("torch warns above the number of cores" in verdict.action) is warns
+    assert "storage" not in verdict.action
+    assert "pack" not in verdict.action
 
 
 def test_nothing_is_said_to_be_gained_from_what_nobody_measured():

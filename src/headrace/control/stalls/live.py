@@ -93,6 +93,7 @@ def evidence_of(loader: Any, since: PassMark | None = None) -> Evidence:
         remote_retries=remote.retries if remote else 0,
         remote_requests=remote.requests if remote else 0,
         simulation=simulation,
+        without_storage=getattr(_figures(loader), "without_storage", ""),
         # Of what the node daemon reads, its own knobs are what counts.
         reads_allowed=0 if by_node else turned.get("reads_in_flight", 0),
         buffer_bytes=0 if by_node else turned.get("buffer_bytes", 0),

@@ -21,6 +21,7 @@ from headrace.control.stalls.pauses import pauses_of
 from headrace.control.stalls.waits import (
     TURNS_MANY,
     Evidence,
+    by_sample,
     locked_out_s,
     lost_share,
     others_share,
@@ -61,6 +62,8 @@ def _action_for(main: Cause, case: _Case) -> _Action:
     own = {
         Cause.PREFETCH: _prefetch, Cause.LATENCY: _latency, Cause.DECODE: _decode, Cause.OTHER: _other,
     }.get(main)  # fmt: skip
+    if main is Cause.DECODE and 2.0 * case.reading.stood_s > seconds:
+        return _wait_together(case.reading.stood_s, case)
     if own is not None:
         return own(seconds, case.waits, case.reading, case.seen)
     if main is Cause.SLOW_RANK:
@@ -68,10 +71,11 @@ def _action_for(main: Cause, case: _Case) -> _Action:
             f"look at the verdict of {case.slowest or 'the slowest rank'}: this one had its data"
         )
         return action, seconds, "what this rank waited beyond its own data, step by step"
-    if main is Cause.STORAGE and case.seen.decode_threads and not case.waits.reads.any():
-        return _wait_together(seconds, case)
-    if _is_staged(case.seen) and main in _OF_SOURCE:
+    alone = main is Cause.STORAGE and not case.waits.reads.any()
+    if _is_staged(case.seen) and main in _OF_SOURCE and not (alone and case.seen.decode_threads):
         return _STAGED, seconds, _STAGED_GAIN
+    if alone:
+        return _wait_together(seconds, case)
     return main.remedy, seconds, _GAINS[main]
 
 
@@ -81,13 +85,18 @@ _WORKERS_MOST: Final = 16
 
 def _wait_together(seconds: float, case: _Case) -> _Action:
     """Where a data set's own code waits for what it reads."""
-    now, remedy = case.seen.decode_threads, Cause.STORAGE.remedy
+    now, cpus, known = case.seen.decode_threads, case.seen.cpus, case.seen.without_storage
+    first = "profile dataset[0]: what does it wait for, a sleep, a lock, a network call?"
+    remedy = "" if known else f"; if it is the storage, {Cause.STORAGE.remedy}"
     wanted = min(_WORKERS_MOST, math.ceil(now * _need(case.waits)))
     if wanted <= now:
-        return remedy, seconds, _GAINS[Cause.STORAGE]
+        how = "all that samples stood still, if what they wait for goes away"
+        return f"{first}{remedy}", seconds, how
+    warns = "; torch warns above the number of cores: they only wait" if 0 < cpus < wanted else ""
+    answers = "what they wait for" if known else "the storage"
     action = (
-        f"let {wanted} workers wait at a time instead of {now} (num_workers={wanted}), if the storage answers "
-        f"so many at once (`headrace doctor DATA` measures it; a disk that turns does not); or {remedy}"
+        f"{first} Besides, let {wanted} workers wait at a time instead of {now} (num_workers={wanted}{warns}), "
+        f"if {answers} answers so many at once{remedy}"
     )
     how = f"{wanted} samples waited for at a time, each as long as now"
     return action, seconds * (1.0 - now / wanted), how
@@ -113,7 +122,6 @@ _STAGED_GAIN: Final = (
 _GAINS: Final[Mapping[Cause, str]] = {
     Cause.POLICY: "how long reads were held back",
     Cause.METADATA: "the share of the reads' time that opening files took",
-    Cause.STORAGE: "all that was waited for files, from the second epoch on, if the nearer place keeps up",
     Cause.BANDWIDTH: "all that was waited for bytes, from the second epoch on, if the nearer place keeps up",
     Cause.MEMORY: "the time that copies and messages took: the most that larger batches could save",
     Cause.NETWORK: "all that was waited for the network, from the second epoch on",
@@ -214,9 +222,9 @@ def _decode(seconds: float, waits: StepWaits, _: ReadWaits, seen: Evidence) -> _
         )
     else:
         action = (
-            "make decoding and transforms cheaper (profile dataset[0]; docs/howto/verdict.md shows how): of "
-            "pictures in a store, decode=headrace.Images(...) decodes only what a crop needs; or store "
-            "them smaller"
+            "make decoding and transforms cheaper (profile dataset[0]; the documentation's \"How to read a "
+            'verdict" shows how): of pictures in a store, decode=headrace.Images(...) decodes only what a '
+            "crop needs; or store them smaller"
         )
     if computed >= _COMPUTED_LITTLE:
         return f"{action}; or ask for more processors", 0.5 * seconds, "a decoder twice as fast"
@@ -282,7 +290,7 @@ def _cause_line(cause: Cause, case: _Case) -> str:
     seen = case.seen
     line = f"{cause.phrase} took that time while the batch was waited for"
     if cause in _READ_CAUSES or cause is Cause.METADATA:
-        line = _reading_line(cause, case.waits, case.reading, seen)
+        line = _reading_line(cause, case)
     elif cause is Cause.POLICY:
         limit = f" ({bytes_text(seen.limit_bytes_per_s)}/s)" if seen.limit_bytes_per_s else ""
         line = f"a rate limit{limit} held reads back for {case.waits.held_s.sum():.3g} s in all"
@@ -314,27 +322,34 @@ def _decode_line(case: _Case) -> str:
     work, cpu = float(case.waits.work_s.sum()), float(case.waits.cpu_s.sum())
     count = case.seen.decode_threads
     threads = f" in {counted(count, 'thread or worker', 'threads or workers')}" if count else ""
+    stood_s = case.reading.stood_s
+    if 2.0 * stood_s > case.causes[Cause.DECODE]:
+        each = by_sample(stood_s, case.waits)
+        return (
+            f"your data set's __getitem__: it slept, locked or waited for something for {stood_s:.3g} s{each}, "
+            f"but for no storage ({case.seen.without_storage})"
+        )
     if not work:  # TensorFlow's own threads do not say
         return "decoding took that time while the batch was waited for"
     what = "decoding" if case.seen.native_decode else _OWN_CODE
     line = f"{what} took {work:.3g} s{threads}, {cpu:.3g} s of them on processors"
-    if samples := float(case.waits.samples.sum()):
-        line += f" ({1e3 * cpu / samples:.3g} ms a sample)"
+    line += by_sample(cpu, case.waits)
     waited = turns(case.waits, case.seen)
     if waited < TURNS_MANY:
         return line
     return f"{line}; its threads waited for one another's Python code {waited:.0%} of that time"
 
 
-def _reading_line(cause: Cause, waits: StepWaits, reading: ReadWaits, seen: Evidence) -> str:
+def _reading_line(cause: Cause, case: _Case) -> str:
+    waits, reading, seen = case.waits, case.reading, case.seen
     reads = float(waits.reads.sum())
     if not reads:
         near = waits.tier_bytes()
         if near["ram"] + near["page_cache"] > 0.0:
             return "all bytes came out of memory, as fast as they are copied"
         return (
-            "no read of headrace's was seen: the data set's own code opens, reads or sleeps, and which of them "
-            "was slow was not measured"
+            f"samples stood still for {case.causes[cause]:.3g} s{by_sample(case.causes[cause], waits)}, "
+            "and did not compute: what for was not measured"
         )
     idle = ""
     if reading.idle_latency_s:
@@ -354,15 +369,23 @@ def _reading_line(cause: Cause, waits: StepWaits, reading: ReadWaits, seen: Evid
     return line
 
 
+_UNSEEN: Final = (
+    "Storage was waited for, or a sleep, a lock, a network call in your data set's code."
+)
+_UNSEEN_SHORT: Final = "storage or waits of your data set's own code"
+"""Here nobody saw the reads."""
+
+
 def verdict_line(verdict: Verdict) -> str:
     """The stall and its largest causes, in part of a line."""
     if not verdict.stall_s or verdict.stall < 0.0005:
         return "stall 0.0 %"
     alone = len(verdict.causes) == 1
     shown = [
-        cause.phrase if alone else f"{cause.phrase} {verdict.share(cause):.0%}"
+        said if alone else f"{said} {verdict.share(cause):.0%}"
         for cause in verdict.causes
         if verdict.share(cause) >= 0.1
+        for said in [_UNSEEN_SHORT if cause is Cause.STORAGE else cause.phrase]
     ]
     return f"stall {100 * verdict.stall:.1f} % ({', '.join(shown[:3])})"
 
@@ -379,8 +402,9 @@ def _verdict_text(verdict: Verdict) -> str:
     lines = [head, *(f"  {each}" for each in (verdict.rank, verdict.pauses) if each)]
     for cause, seconds in verdict.causes.items():
         if verdict.share(cause) >= 0.01:
+            sentence = _UNSEEN if cause is Cause.STORAGE else cause.sentence
             lines.append(
-                f"  {cause.value:<10}{seconds:>9.3g} s  {verdict.share(cause):>4.0%}  {cause.sentence}"
+                f"  {cause.value:<10}{seconds:>9.3g} s  {verdict.share(cause):>4.0%}  {sentence}"
             )
     if verdict.causes:
         lines.append(f"sure      {verdict.confidence:.0%}")

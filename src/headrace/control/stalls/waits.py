@@ -64,6 +64,8 @@ class Evidence:
     io_pressure: float = math.nan  # share of time in which some task waited for I/O (PSI)
     remote_retries: int = 0  # requests to remote volumes that were repeated
     remote_requests: int = 0
+    without_storage: str = ""
+    """What shows that samples which a data set's own code makes wait for no storage, in words; ''."""
     simulation: str = ""  # `simulated lustre` where the storage is not real
 
     def sane(self) -> Evidence:
@@ -214,6 +216,12 @@ def _share_queue(phases: NDArray[np.float64]) -> None:
         phases[:, at] += queued * share[:, column]
         phases[:, _QUEUE] -= queued * share[:, column]
     np.maximum(phases, 0.0, out=phases)
+
+
+def by_sample(seconds: float, waits: StepWaits) -> str:
+    """` (2 ms a sample)`; '' where nobody counted samples."""
+    samples = float(waits.samples.sum())
+    return f" ({1e3 * seconds / samples:.3g} ms a sample)" if samples else ""
 
 
 def _ratio(
@@ -417,6 +425,11 @@ class ReadWaits:
     sure: float  # how sure that is, 0 to 1
     few: bool  # the loader could have had more reads under way, had it been allowed to
 
+    @property
+    def stood_s(self) -> float:
+        """For how long samples stood still that wait for no storage."""
+        return float(np.sum(self.seconds.get(Cause.DECODE, 0.0)))
+
 
 def reading_of(waits: StepWaits, seen: Evidence) -> ReadWaits:
     """Divide the time that was waited for bytes."""
@@ -494,6 +507,8 @@ def _storage(
     """What is left of each step's wait for bytes, by what kind of storage gave them."""
     if left.sum() <= 0.0:
         return {}
+    if seen.without_storage and not waits.reads.any():
+        return {Cause.DECODE: left}
     tiers = waits.tier_bytes()
     far = {name: tiers[name] for name in ("disk", "peer", "source")}
     far_bytes = sum(far.values())

@@ -136,6 +136,7 @@ GUESS_WATCHED = 64  # samples after which a guess that was right is not watched 
 GUESS_TRIED = 16  # samples after which a guess that was mostly wrong is given up
 IDLE_AFTER = 256  # samples that opened nothing, after which nothing is learned any more
 SYNC_EVERY = 64  # samples that are learned before the others are told
+NO_FILES = "samples opened no files"
 
 
 class PredictedFiles:
@@ -224,7 +225,12 @@ class PredictedFiles:
             return None
         if not self._may_learn:
             return "off: no attribute of the dataset names its files, and `learn` is off"
-        return f"off: the first {self._watched} samples opened no files"
+        return f"off: the first {self._watched} {NO_FILES}"
+
+    @property
+    def none_so_far(self) -> bool:
+        """Whether samples were watched, and opened nothing."""
+        return self._watched >= GUESS_TRIED and not self._opened_any
 
     def explain(self) -> str:
         """Where paths come from, in a few words."""

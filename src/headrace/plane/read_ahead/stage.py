@@ -40,7 +40,7 @@ from headrace.plane.read_ahead.plan import (
     ReadJob,
     Usefulness,
 )
-from headrace.plane.read_ahead.sample_files import Paths, PredictedFiles, guess_paths
+from headrace.plane.read_ahead.sample_files import NO_FILES, Paths, PredictedFiles, guess_paths
 from headrace.plane.stage import ConsumerStats, StageStats, native_figures
 
 if TYPE_CHECKING:
@@ -125,6 +125,11 @@ class ReadAheadOptions:
 _CATCH_UP_MAX = 4096  # coming samples that are searched for one that was not planned yet
 _SLACK = 64  # samples that the consumer may leave behind while nobody says which it makes
 _STRAYS_MAX = 64  # samples in a row outside the plan, after which what is planned is dropped
+READS_AHEAD = "files are read ahead"
+WATCHING = "watching what samples open"
+WATCHING_NONE = f"{WATCHING}: so far {NO_FILES}"
+CACHED = "not needed: the files are opened as ever, because they lie in the page cache"
+CACHED_AGAIN = f"{CACHED} by now"
 _NOT_BEGUN = frozenset({errno.ECANCELED, errno.ETIMEDOUT, errno.EFBIG, errno.ENOBUFS})
 
 _all: weakref.WeakSet[ReadAhead] = weakref.WeakSet()
@@ -440,13 +445,23 @@ class ReadAhead(Closing):
             return self._judge.reason
         return self._files.why_none
 
+    @property
+    def state(self) -> str:
+        """What is done at present, or why nothing is: words that stay the same from batch to batch."""
+        if self.why_off:
+            return self.why_off
+        if self.figures.planned:
+            return READS_AHEAD
+        if not self._bypass.paused:
+            return WATCHING_NONE if self._files.none_so_far else WATCHING
+        # Files that are known by having been opened lie there because of that.
+        return CACHED_AGAIN if self._files.knowledge.known else CACHED
+
     def explain(self) -> str:
         """One line on what was read ahead, and what became of it."""
         f = self.figures
-        if not f.planned and self._bypass.paused and not self.why_off:
-            return "not needed: the files are opened as ever, because they lie in the page cache"
-        if not f.planned and not self.why_off and not self._files.knowledge.known:
-            return "no batch was asked for yet: nothing was read ahead"
+        if not f.planned:
+            return self.state
         text = (
             f"{f.served} of {f.planned} planned files were served from memory "
             f"({self._files.explain()}); {f.skipped} were not opened, {f.changed} "

@@ -20,6 +20,7 @@ import torch
 
 from headrace.errors import StateMismatch
 from headrace.frameworks.torch.dropin.position import DataState, Drawn
+from headrace.frameworks.torch.dropin.watching import without_storage
 from headrace.plane import LoaderStats
 
 if TYPE_CHECKING:
@@ -556,6 +557,14 @@ class Epochs:
     watcher: Watcher | None = None
     context: WorkerContext | None = None
     explained: bool = False
+
+    @property
+    def without_storage(self) -> str:
+        """What shows that samples waited for no storage; '': nothing does."""
+        if self.watcher is not None:
+            return without_storage([self.watcher.state], first=True)
+        notes = self.context.results.notes.values() if self.context is not None else ()
+        return without_storage(notes, first=self.epochs_begun == 1)
 
     def anew(self) -> Epochs:
         """For a copy of the loader, which nobody has iterated over."""

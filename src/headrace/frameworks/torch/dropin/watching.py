@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass, replace
+from resource import RUSAGE_THREAD, getrusage
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from torch.utils import data as torch_data
@@ -22,9 +23,17 @@ from headrace.control.limits import Bounds, Limits, read_limits
 from headrace.io.replaced import real_open
 from headrace.plane.batch_trace import BatchTrace, read_record
 from headrace.plane.read_ahead import ReadAhead
+from headrace.plane.read_ahead.sample_files import NO_FILES
+from headrace.plane.read_ahead.stage import (
+    CACHED,
+    CACHED_AGAIN,
+    READS_AHEAD,
+    WATCHING,
+    WATCHING_NONE,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 
     from headrace.frameworks.torch.dropin.pictures import NativePictures
     from headrace.plane.read_ahead import ReadAheadOptions, SharedLog
@@ -157,6 +166,19 @@ class Making:
         return Making, (self.collate,)
 
 
+MESSAGE_BYTES = 4096
+"""Of a batch, the most that a thread reads which is not told more than what is wanted."""
+
+
+def _read_so_far() -> tuple[int, int] | None:
+    """Bytes that this thread has read by any call, and pages that it waited for; None: not known."""
+    try:
+        with real_open("/proc/thread-self/io", "rb", 0) as f:
+            return int(f.read(32).split()[1]), getrusage(RUSAGE_THREAD).ru_majflt
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def _queued_ns() -> int:
     """How long this thread has waited for a processor; 0 where the kernel does not say."""
     try:
@@ -166,8 +188,13 @@ def _queued_ns() -> int:
         return 0
 
 
-READS_AHEAD = "files are read ahead"
-"""What a watcher says while nothing is in the way."""
+READ_NONE = f"{NO_FILES}, and read none"
+"""What a watcher says where the kernel says so of its thread: C code opens files, too, and maps them."""
+
+MAY_READ = frozenset({
+    READS_AHEAD, WATCHING, WATCHING_NONE, WATCHING_NONE.replace(NO_FILES, READ_NONE), CACHED, CACHED_AGAIN,
+})  # fmt: skip
+"""What it says while nothing is in the way."""
 
 REST_BATCHES_MAX = 1024
 """Where nothing is read ahead, batches go unwatched: first few, then up to this many in a row."""
@@ -192,6 +219,18 @@ def nothing_to_read(dataset: Any, *, map_style: bool) -> str | None:
     if os.environ.get(AHEAD_VARIABLE, "1") == "0":
         return f"{AHEAD_VARIABLE} is 0"
     return None
+
+
+def without_storage(notes: Collection[str], *, first: bool) -> str:
+    """What shows that samples waited for no storage, of what whoever makes them says; '': nothing does.
+
+    Later than in the `first` epoch files lie in the page cache because they were read.
+    """
+    if notes and all(READ_NONE in each for each in notes):
+        return "samples opened and read no files"
+    if first and notes and all(each == CACHED for each in notes):
+        return "the files looked at lay in the page cache"
+    return ""
 
 
 class Coming(NamedTuple):
@@ -224,6 +263,9 @@ class Watcher:
         self._calm = False  # the last window of fetching waited for nothing
         self._window_s = self._stopped_s = 0.0
         self._queued_ns = 0
+        self._batches = 0  # that were fetched
+        self._read_first: tuple[int, int, int] | None = None
+        self._reads_none = False
         self._last_news: str | None = None
         self._last_steps: _Steps | None = None
         # Subset goes through the list one by one; what another __getitems__ does with it is its own
@@ -260,6 +302,7 @@ class Watcher:
 
     def fetched(self, stopped_s: float, seconds: float) -> None:
         """Say that a batch was fetched: in how long, and for how much of that the thread did not run."""
+        self._batches += 1
         self._window_s += seconds
         self._stopped_s += stopped_s
         if self._window_s < CALM_WINDOW_S:
@@ -270,6 +313,7 @@ class Watcher:
         )
         self._calm = waited_s <= CALM_SHARE * self._window_s
         self._window_s = self._stopped_s = 0.0
+        self._note_reads()
         if not self._calm and self._rest and self._ahead is not None and self._ahead.only_learns:
             self._rest, self._rest_next = 0, 4
 
@@ -298,11 +342,19 @@ class Watcher:
         if self._ahead is None:
             news = "the data set's length is unknown" if self._begun else None
         else:
-            news = self._ahead.why_off or READS_AHEAD
+            news = self.state
         if news == self._last_news:
             return None
         self._last_news = news
         return news
+
+    @property
+    def state(self) -> str:
+        """What is done about files at present."""
+        if self._ahead is None:
+            return ""
+        state = self._ahead.state
+        return state.replace(NO_FILES, READ_NONE) if self._reads_none else state
 
     def explain(self) -> str:
         """One line on what was read ahead."""
@@ -330,6 +382,17 @@ class Watcher:
             )
         if self._ahead is not None and not self._rest:
             self._ahead.coming(batch if isinstance(batch, (list, tuple)) else [batch])
+
+    def _note_reads(self) -> None:
+        """Note whether this thread reads more than the messages that say which batches are wanted."""
+        if (read := _read_so_far()) is None:
+            return
+        first = self._read_first = self._read_first or (*read, self._batches)
+        batches = self._batches - first[2]
+        small = (
+            read[0] - first[0] <= MESSAGE_BYTES * batches and 8 * (read[1] - first[1]) <= batches
+        )
+        self._reads_none = batches > 0 and small
 
     def _rests(self, ahead: ReadAhead) -> bool:
         if self._rest:

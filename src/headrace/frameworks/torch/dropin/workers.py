@@ -41,7 +41,7 @@ from headrace.frameworks.torch.dropin.shared_batches import (
     pack,
     unpack,
 )
-from headrace.frameworks.torch.dropin.watching import READS_AHEAD, Coming, Making, Timing, Watcher
+from headrace.frameworks.torch.dropin.watching import MAY_READ, Coming, Making, Timing, Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -240,7 +240,7 @@ class ResultQueue:
     @property
     def wants_more(self) -> bool:
         """Whether a worker's read-ahead would like to know more of what comes."""
-        return READS_AHEAD in self.notes.values()
+        return not MAY_READ.isdisjoint(self.notes.values())
 
     def get(self, *args: Any, **kwargs: Any) -> Any:
         """Return torch's (number, batch) of the next result.
