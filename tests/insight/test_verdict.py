@@ -363,6 +363,13 @@ def test_no_steps_and_no_stall_need_nothing():
     assert verdict_line(quick) == "stall 0.0 %"
 
 
+@pytest.mark.parametrize(("waited_s", "own"), [(0.001, True), (0.0001, True), (0.01, False)])
+def test_where_little_is_waited_the_own_step_comes_first(waited_s, own):
+    found = run_of({"read": waited_s}, **SLOW)
+    assert ("your own step took" in str(found).splitlines()[1]) is own
+    assert found.action.startswith("besides your own step: ") is (waited_s == 0.001)
+
+
 def test_a_line_names_the_causes():
     run = Run()
     for at in range(40):

@@ -46,6 +46,26 @@ class Pauses:
         )
 
 
+_OWN_SHARE: Final = 0.8
+"""Whose own steps take more of the time than this finds more there than in all waiting."""
+
+
+def own_loop(seconds: float, stall_s: float, steps: int) -> str:
+    """Say that a loop's own steps take most of the time; '': they do not."""
+    own_s = seconds - stall_s
+    if not steps or own_s <= _OWN_SHARE * seconds:
+        return ""
+    each = duration_text(own_s / steps)
+    return f"your own step took {each} ({own_s / seconds:.0%} of the time): look there first"
+
+
+def besides(action: str, seconds: float, stall_s: float) -> str:
+    """What to do about waiting, where most of the time is the loop's own: the second thing."""
+    return (
+        f"besides your own step: {action}" if action and own_loop(seconds, stall_s, 1) else action
+    )
+
+
 def pauses_of(steps: NDArray[np.void], seconds: float) -> Pauses | None:
     """Find the pauses among sensible steps, dtype `STEP`, that took so long in all; None: hardly any."""
     if len(steps) <= _STEPS_LEAST or not set(steps.dtype.names or ()) >= _NEEDED:

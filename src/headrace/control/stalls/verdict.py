@@ -17,7 +17,7 @@ import numpy as np
 
 from headrace.base.causes import Cause
 from headrace.base.text import bytes_text, counted
-from headrace.control.stalls.pauses import pauses_of
+from headrace.control.stalls.pauses import besides, own_loop, pauses_of
 from headrace.control.stalls.waits import (
     TURNS_MANY,
     Evidence,
@@ -324,10 +324,9 @@ def _decode_line(case: _Case) -> str:
     threads = f" in {counted(count, 'thread or worker', 'threads or workers')}" if count else ""
     stood_s = case.reading.stood_s
     if 2.0 * stood_s > case.causes[Cause.DECODE]:
-        each = by_sample(stood_s, case.waits)
         return (
-            f"your data set's __getitem__: it slept, locked or waited for something for {stood_s:.3g} s{each}, "
-            f"but for no storage ({case.seen.without_storage})"
+            f"your data set's __getitem__: it slept, locked or waited for something for {stood_s:.3g} s"
+            f"{by_sample(stood_s, case.waits)}, but for no storage ({case.seen.without_storage})"
         )
     if not work:  # TensorFlow's own threads do not say
         return "decoding took that time while the batch was waited for"
@@ -399,7 +398,8 @@ def _verdict_text(verdict: Verdict) -> str:
         f"verdict{label}: training waited {verdict.stall_s:.3g} s of {verdict.seconds:.3g} s "
         f"({verdict.stall:.1%}), {verdict.steps:,} steps"
     )
-    lines = [head, *(f"  {each}" for each in (verdict.rank, verdict.pauses) if each)]
+    own = verdict.pauses or own_loop(verdict.seconds, verdict.stall_s, verdict.steps)
+    lines = [head, *(f"  {each}" for each in (verdict.rank, own) if each)]
     for cause, seconds in verdict.causes.items():
         if verdict.share(cause) >= 0.01:
             sentence = _UNSEEN if cause is Cause.STORAGE else cause.sentence
@@ -521,6 +521,7 @@ def verdict_of(
     nothing = ("", 0.0, "")
     action, gain_s, gain_from = _action_for(main, case) if needed and main else nothing
     pauses = pauses_of(steps[sensible(steps)], seconds)
+    action = besides(action, seconds, stall_s)
     if pauses and pauses.seconds <= other_s:
         pauses = None  # it was another rank that these steps waited for
     if pauses and pauses.seconds - other_s > stall_s:
