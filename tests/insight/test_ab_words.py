@@ -118,7 +118,10 @@ def test_where_little_is_reading_the_verdict_is_pointed_to():
     found.learned = run(Side.WITHOUT, 1.5, files=FILES + FILES)
     share = found.reading_share
     assert f"next: {1 - share:.0%} of the time is not reading: HEADRACE_VERDICT=1" in text_of(found)
-    assert "(docs/howto/verdict.md); and the interval is wide: --until-confident" in text_of(found)
+    assert (
+        'documentation\'s "How to read a verdict"); and the interval is wide: --until-confident'
+        in text_of(found)
+    )
 
 
 def test_one_pair_and_none():

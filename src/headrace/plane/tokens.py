@@ -294,7 +294,7 @@ def _text(name: bytes) -> str:
 
 _TOKENIZE: Final = (
     ". Text is tokenized first: headrace tokenize TEXTS OUT.hr --tokenizer tokenizer.json "
-    "(docs/howto/tokens.md)"
+    '(the documentation\'s "Pretrain on tokens")'
 )
 
 

@@ -536,7 +536,7 @@ def _advice(comparison: Comparison) -> str:
     if share is not None and share < _READING_MUCH:
         more = (
             f"{1 - share:.0%} of the time is not reading: HEADRACE_VERDICT=1 with headrace's DataLoader, or "
-            "hr.explain(loader), tells what it is (docs/howto/verdict.md)"
+            'hr.explain(loader), tells what it is (the documentation\'s "How to read a verdict")'
         ) + (f"; and {more}" if more else "")
     return f"{more}." if more else ""
 
