@@ -370,6 +370,10 @@ def test_where_little_is_waited_the_own_step_comes_first(waited_s, own):
     assert found.action.startswith("besides your own step: ") is (waited_s == 0.001)
 
 
+def test_collating_has_a_figure():
+    assert run_of({"collate": 0.09}).evidence == ("collating took 90 ms of each batch's wait",)
+
+
 def test_a_line_names_the_causes():
     run = Run()
     for at in range(40):

@@ -115,7 +115,7 @@ class Cause(StrEnum):
         "collate",
         "collating",
         "Putting the samples of a batch together took long.",
-        "make collate_fn cheaper (preallocate, no Python per element), or give more workers (num_workers=)",
+        "make collate_fn cheaper (profile it: does it compute, or wait?), or give more workers (num_workers=)",
     )
     TRANSFER = (
         "transfer",

@@ -90,8 +90,7 @@ def _wait_together(seconds: float, case: _Case) -> _Action:
     remedy = "" if known else f"; if it is the storage, {Cause.STORAGE.remedy}"
     wanted = min(_WORKERS_MOST, math.ceil(now * _need(case.waits)))
     if wanted <= now:
-        how = "all that samples stood still, if what they wait for goes away"
-        return f"{first}{remedy}", seconds, how
+        return f"{first}{remedy}", seconds, "all that samples stood still, if that goes away"
     warns = "; torch warns above the number of cores: they only wait" if 0 < cpus < wanted else ""
     answers = "what they wait for" if known else "the storage"
     action = (
@@ -288,7 +287,8 @@ def _evidence_lines(case: _Case) -> tuple[str, ...]:
 
 def _cause_line(cause: Cause, case: _Case) -> str:
     seen = case.seen
-    line = f"{cause.phrase} took that time while the batch was waited for"
+    each_s = case.causes[cause] / max(1, len(case.waits.phases))
+    line = f"{cause.phrase} took {1e3 * each_s:.3g} ms of each batch's wait"
     if cause in _READ_CAUSES or cause is Cause.METADATA:
         line = _reading_line(cause, case)
     elif cause is Cause.POLICY:
