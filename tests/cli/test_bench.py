@@ -39,7 +39,7 @@ def test_a_run_of_one_step_says_that_nothing_is_known(bench, two_runs):
     ended = bench("run", *SMALL, "++workload.reader.batch_size=1", "++hydra.run.dir=few", "-n", "8")
     assert ended.code == 0, ended.err
     assert "bound by unknown: no step counted" in ended.out
-    assert " s were steps that do not count, as in DLIO the first of each epoch; they" in ended.out
+    assert "s were steps that do not count, as in DLIO the first of each epoch; they" in ended.out
     assert "AU" not in bench("report", "few").out
     ended = bench("compare", "two", "few", "--json")
     assert not {"au", "throughput", "io"} & {row["measure"] for row in ended.document["rows"]}

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 import headrace
+from headrace.base.text import seconds_text
 from headrace.bench import metrics
 from headrace.io.objects.location import is_url
 from headrace.machine.host import CpuUse, mount_of, mounts, read_text
@@ -406,8 +407,8 @@ def metric_lines(summary: dict[str, Any]) -> list[str]:
         time = metrics.UncountedTime(**own["uncounted"])
         if time.uncounted_s > UNCOUNTED_MANY * time.all_s:
             lines.append(
-                f"{time.uncounted_s:.1f} of {time.all_s:.1f} s were steps that do not count, as in "
-                f"DLIO the first of each epoch; they waited {time.wait_s:.1f} s for data"
+                f"{seconds_text(time.uncounted_s)} of {seconds_text(time.all_s)} were steps that do not count, "
+                f"as in DLIO the first of each epoch; they waited {seconds_text(time.wait_s)} for data"
             )
         late = [
             f"{own['late_s'][p] * 1e3:.2f} ms late ({p})" for p in ("p50", "p99") if own["late_s"]
