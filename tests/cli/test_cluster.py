@@ -10,13 +10,16 @@ import signal
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from cluster.clusters import busy, mixed
-from headrace.cluster.executor import JobState
+from headrace.cli import cluster_submit
+from headrace.cluster.executor import JobState, JobStatus
 from headrace.cluster.request import JOB_OPTIONS
 from headrace.cluster.snapshot import load_snapshot, save_snapshot
+from headrace.errors import ClusterError
 
 SCRIPT = "#!/bin/bash\n#SBATCH --job-name=ünï\nsrun true\n"
 
@@ -336,3 +339,16 @@ def test_stalls_that_agents_wrote_down_are_shown(run, saved, monkeypatch):
 def test_a_history_that_is_not_there_does_no_harm(run, saved, monkeypatch):
     monkeypatch.setenv("HEADRACE_HISTORY", str(saved / "none"))
     assert run("cluster", "queue", "--from", "busy.json").code == 0
+
+
+@pytest.mark.parametrize(
+    ("reason", "says"),
+    [("", "job 7 is CANCELLED."), ("OUT OF TIME", "job 7 is CANCELLED: OUT OF TIME.")],
+)
+def test_a_command_on_ray_that_was_cancelled_says_so_in_a_whole_sentence(reason, says):
+    status = JobStatus("7", "sh", JobState.CANCELLED, reason, signal=15)
+    on = SimpleNamespace(submit=lambda _: "7", logs=lambda *_, **__: (), one=lambda _: status)
+    plan = SimpleNamespace(command=("true",), layout=SimpleNamespace(words=tuple))
+    with pytest.raises(ClusterError) as raised:
+        cluster_submit._follow(on, plan, "sh", "")
+    assert raised.value.message == says

@@ -180,7 +180,8 @@ def _follow(runs_on: Executor, plan: RunPlan, name: str, directory: str) -> int:
         raise
     status = runs_on.one(job)
     if status.exit_code is None:
-        raise ClusterError(f"job {job} is {status.state}: {status.why or status.reason}.")
+        why = status.why or status.reason
+        raise ClusterError(": ".join(filter(None, (f"job {job} is {status.state}", why))) + ".")
     return status.exit_code
 
 
