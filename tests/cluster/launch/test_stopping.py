@@ -181,6 +181,31 @@ def test_what_is_noted_on_an_exception_is_not_taken_for_it():
     page.close()
 
 
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [("OSError: " + "é" * 200, "OSError: " + "é" * 95), ("a\x1b[2J\ud800", "a\\x1b[2J?")],
+)
+def test_an_exceptions_text_is_cut_between_characters_and_moves_no_cursor(text, read):
+    page = StopPage(1)
+    RankSlot(page.address, 0).failed(text)
+    assert page.notes()[0].error == read
+    page.close()
+
+
+def test_who_sees_that_a_rank_resumed_sees_where_its_loader_stood():
+    page, seen = StopPage(1), []
+
+    class Watched(RankSlot):
+        def _write(self, first, *values):
+            super()._write(first, *values)
+            seen.append(page.notes()[0])
+
+    Watched(page.address, 0).resumed(12, 1, 96)
+    assert {note.resumed_position for note in seen if note.resumed} == {96}
+    assert [note.resumed for note in seen] == [0, 12]
+    page.close()
+
+
 RESUMES = """
 import headrace as hr
 class Part:

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from headrace.base.text import printable
 from headrace.errors import LaunchError
 
 # -- the page ------------------------------------------------------------------------------------------
@@ -217,7 +218,8 @@ class RankSlot:
 
     def resumed(self, steps: int, epoch: int, position: int) -> None:
         """Says from where the rank goes on."""
-        self._write(_RESUMED, steps, epoch, position)
+        self._write(_RESUMED + 1, epoch, position)
+        self._write(_RESUMED, steps)  # who sees it may read all
 
     def ended(self, status: int) -> None:
         """Says for a rank how it ended; negative: by this signal."""
@@ -225,7 +227,8 @@ class RankSlot:
 
     def failed(self, text: str) -> None:
         """Says by which exception the rank ends."""
-        data = text.encode(errors="replace")[:_TEXT_BYTES]
+        shown = printable(text.encode(errors="replace").decode()).encode()[:_TEXT_BYTES]
+        data = shown.decode(errors="ignore").encode()  # to the last whole character
         words = struct.unpack(f"={_SLOT_WORDS - _TEXT}Q", data.ljust(_TEXT_BYTES, b"\0"))
         self._write(_TEXT, *words)
         self._write(_FAILED, time.time_ns(), len(data))
