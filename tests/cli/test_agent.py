@@ -7,6 +7,7 @@ import pytest
 
 from headrace import runtime
 from headrace.cli.reports import seconds_of
+from headrace.cluster.manifest import write_manifest
 from headrace.runtime import agent_folder
 from headrace.telemetry.accounts import Ledger
 from headrace.telemetry.history import open_history
@@ -93,6 +94,22 @@ def test_usage_and_the_report(run, history, monkeypatch):
     report = run("job-report", "4700_11")
     assert report.out.startswith("headrace: job 4700_11 (resnet) of ann, 1 node")
     assert "\x1b" not in run("job-report", "4712").out
+
+
+def test_the_report_of_a_task_has_what_its_launch_says(run, home, monkeypatch, tmp_path):
+    """By the name that people write; of the second launch in one life, which agents count as a restart."""
+    ledger, began_s = Ledger(), time.time() - 600
+    fill(ledger, start_s=began_s, alias="4700_11", restarts=1)
+    writer = HistoryWriter(file_of(home / "history", "node0"), "node0")
+    assert writer.write(ledger, now=True)
+    writer.close()
+    for name, why in (("4700_11-0", "node b is lost"), ("4700_11-0-2", "rank 0 failed")):
+        result = {"why": why, "resumed": ""}
+        manifest = {"run": {"began_s": began_s}, "result": result}
+        write_manifest(tmp_path / f"headrace-runs/{name}.json", manifest)
+    monkeypatch.chdir(tmp_path)
+    for job in ("4711", "4700_11"):
+        assert run("job-report", job, "--json").document["cause"] == "rank 0 failed"
 
 
 def test_what_cannot_be_is_told_and_how(run, history, home):

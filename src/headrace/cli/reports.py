@@ -54,7 +54,7 @@ def job_report(
     From the agents' history, Slurm's books where there are any, and the manifests of `headrace launch` in
     this folder: where it went on, and why it ended.
     """
-    from headrace.cluster.manifest import told_by_run
+    from headrace.cluster.manifest import newest_life, told_by_run
     from headrace.errors import TelemetryError
     from headrace.insight.usage import report_of_books
     from headrace.telemetry.report import job_report as report_of
@@ -71,8 +71,9 @@ def job_report(
         report = report_of_books(booked, report, time.time())
     assert report is not None
     record = report.record
-    life = (job, record.restarts, record.first_s, record.last_s)
-    cause, resumed = told_by_run(Path(), *life)
+    name = record.alias or job
+    life = newest_life(Path(), name, record.restarts)
+    cause, resumed = told_by_run(Path(), name, life, record.first_s, record.last_s)
     run = [f"  {'run':<12} {text}" for text in (resumed, cause) if text]
     told = {**report.as_dict(), "resumed": resumed, "cause": cause}
     output.result(told, *report.text().splitlines(), *run)

@@ -442,6 +442,14 @@ def _paths(folder: Path, name: str) -> Iterator[Path]:
     return (Path(folder, _FOLDER, f"{each}.json") for each in names)
 
 
+def newest_life(folder: Path, job: str, restarts: int) -> int:
+    """The last life of a job that has a manifest; agents count launches, of which a life may have several."""
+    lives = range(restarts, -1, -1)
+    with contextlib.suppress(OSError):
+        return next((n for n in lives if next(_paths(folder, f"{job}-{n}")).exists()), restarts)
+    return restarts
+
+
 class RunRecord:
     """One run's manifest, written before its ranks run and when they have ended."""
 
