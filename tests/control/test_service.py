@@ -15,10 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from control.service import ControllerProcess, fill_up, request, uid_of_another, until
+from headrace.base.peers import Address
 from headrace.control.client import Client, Endpoint, Refusal
 from headrace.control.messages import API, BODY_BYTES_MAX
 from headrace.control.service.app import ControlOptions
-from headrace.control.service.http import REQUEST_S
+from headrace.control.service.http import REQUEST_S, listen_tcp
 from headrace.errors import ControlError, HeadraceError
 
 
@@ -480,3 +481,11 @@ def test_over_mutual_tls_a_certificate_is_needed_and_a_token_too_where_there_are
     plain = ssl.create_default_context(cafile=authority / "foreign-ca.pem")
     with socket.create_connection(("127.0.0.1", one.port)) as sock, pytest.raises(ssl.SSLError):
         plain.wrap_socket(sock, server_hostname="127.0.0.1")
+
+
+def test_an_address_that_is_taken_is_named_once():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = Address(*taken.getsockname())
+        with pytest.raises(ControlError) as refused:
+            listen_tcp(address, "here")
+    assert str(refused.value) == "here: cannot listen: Address already in use."

@@ -11,7 +11,7 @@ import typer
 from typer import Argument, Option
 
 from headrace import runtime
-from headrace.base.text import bytes_text
+from headrace.base.text import bytes_text, counted
 from headrace.cli import exit_codes
 from headrace.cli.daemons import Foreground, Lines, end, print_log, tell, words_of
 from headrace.cli.options import CommandGroup, Group, JsonOutput
@@ -97,7 +97,7 @@ def control_logs(*, lines: Lines = 50, output: JsonOutput) -> None:
 def _print_control(output: Output, state: dict[str, Any]) -> None:
     output.line(
         f"process {state['pid']}, epoch {state['epoch']}, up {state['uptime_s']:.0f} s: "
-        f"policy {state['policy_version']}, {len(state['planes'])} planes, "
+        f"policy {state['policy_version']}, {counted(len(state['planes']), 'plane')}, "
         f"decided in {state['decide_s'] * 1e3:.1f} ms"
     )
     if state["degraded"]:

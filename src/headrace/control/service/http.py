@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -142,7 +143,9 @@ def listen_tcp(address: Address, where: str, next_step: str = "") -> socket.sock
     try:
         return address.listen()
     except OSError as e:
-        raise ControlError(f"{where}: cannot listen: {e}.", path=where, next_step=next_step) from e
+        # A socket's own words name the address again; those of a look-up have a number below 0.
+        why = os.strerror(e.errno) if e.errno and e.errno > 0 else e
+        raise ControlError(f"{where}: cannot listen: {why}.", path=where, next_step=next_step) from e
 
 
 async def read_body(request: Request, bytes_max: int) -> bytes:
