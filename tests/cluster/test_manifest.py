@@ -134,6 +134,7 @@ def test_an_equal_pair_has_no_difference():
     ("outcome", "resumed", "told"),
     [
         ("running", "", "goes on with 1 of 2 nodes"),
+        ("failed", "", "went on with 1 of 2 nodes"),
         ("completed", "resumed at step 9", "went on with 1 of 2 nodes, resumed at step 9"),
     ],
 )
@@ -146,9 +147,9 @@ def test_a_launch_on_fewer_nodes_than_the_first_is_told(tmp_path, outcome, resum
     wrote("", 1000.0, 4)  # of another job of that number
     wrote("-2", 9000.0, 3, outcome="completed")  # the script launched another thing first
     wrote("-3", 9000.0, 2)
-    assert told_by_run(tmp_path, "7", 0, 8990.0, 9100.0) == ("", "")
+    assert told_by_run(tmp_path, "7", 0, 8990.0, 9100.0) == ("", "", False)
     wrote("-4", 9050.0, 1, outcome=outcome, resumed=resumed)
-    assert told_by_run(tmp_path, "7", 0, 8990.0, 9100.0) == ("", told)
+    assert told_by_run(tmp_path, "7", 0, 8990.0, 9100.0) == ("", told, outcome == "failed")
 
 
 def test_a_folder_that_cannot_be_looked_into_tells_nothing(tmp_path, monkeypatch):
@@ -156,7 +157,7 @@ def test_a_folder_that_cannot_be_looked_into_tells_nothing(tmp_path, monkeypatch
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     monkeypatch.setattr(Path, "exists", stale)
-    assert told_by_run(tmp_path, "7", 0, 0.0) == ("", "")
+    assert told_by_run(tmp_path, "7", 0, 0.0) == ("", "", False)
 
 
 def test_a_fifo_in_the_place_of_a_manifest_is_not_waited_for(tmp_path):
@@ -164,6 +165,6 @@ def test_a_fifo_in_the_place_of_a_manifest_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "headrace-runs/7-0.json")
     look = (
         "import sys; from pathlib import Path; from headrace.cluster.manifest import told_by_run; "
-        "assert told_by_run(Path(sys.argv[1]), '7', 0, 0.0) == ('', '')"
+        "assert told_by_run(Path(sys.argv[1]), '7', 0, 0.0) == ('', '', False)"
     )
     subprocess.run([sys.executable, "-c", look, str(tmp_path)], check=True, timeout=30)

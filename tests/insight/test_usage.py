@@ -1,7 +1,7 @@
 """Usage and starving of records that are made up: books and history together, ranks, shares, nothing."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -255,6 +255,14 @@ def test_a_cause_that_nobody_knows_is_another_one():
     job.figures["stall_s", "metadata latency", "/home"] = HOUR
     assert next(iter(job.waited)) is Cause.OTHER
     assert "it waited for handing over, or what nobody measured" in hint_of(job)
+
+
+def test_a_job_that_failed_is_not_told_that_there_is_nothing_to_do():
+    report = JobReport(record("1", busy=0.9))
+    assert "nothing to do" in report.text()
+    failed = replace(report, failed=True)
+    assert "hint" not in failed.text()
+    assert failed.as_dict()["hint"] == ""
 
 
 def test_a_report_without_anything_is_one():

@@ -6,7 +6,7 @@ import itertools
 import os
 import sys
 import time
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -112,7 +112,12 @@ def _run_job(launch: Launch, report: str | None, *, quiet: bool) -> int:
             if report is not None:
                 write_json(report, asdict(job_report))
             last = conductor.survivors is None
-            if last and launch.options.agent and (text := _agents_report(conductor.job, since_s)):
+            failed = job_report.outcome == "failed"
+            if (
+                last
+                and launch.options.agent
+                and (text := _agents_report(conductor.job, since_s, failed=failed))
+            ):
                 say(f"the job's report\n{text}")
             for line in job_report.lines(raised=sys.exception() is not None):
                 say(line)
@@ -123,14 +128,15 @@ def _run_job(launch: Launch, report: str | None, *, quiet: bool) -> int:
     return job_report.exit_code
 
 
-def _agents_report(job: str, since_s: float) -> str:
+def _agents_report(job: str, since_s: float, *, failed: bool) -> str:
     """What the agents have kept of a job since then; what was seen earlier is another job's of that number."""
     from headrace.errors import HeadraceError
     from headrace.telemetry import job_report
     from headrace.telemetry.history import default_history
 
     try:
-        return job_report(default_history(os.environ), job, since_s).text()
+        report = job_report(default_history(os.environ), job, since_s)
+        return replace(report, failed=failed).text()
     except HeadraceError:  # a job of a second or two: nobody has looked yet
         return ""
 

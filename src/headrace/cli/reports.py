@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -73,7 +74,8 @@ def job_report(
     record = report.record
     name = record.alias or job
     life = newest_life(Path(), name, record.restarts)
-    cause, resumed = told_by_run(Path(), name, life, record.first_s, record.last_s)
+    cause, resumed, failed = told_by_run(Path(), name, life, record.first_s, record.last_s)
+    report = replace(report, failed=failed)
     run = [f"  {'run':<12} {text}" for text in (resumed, cause) if text]
     told = {**report.as_dict(), "resumed": resumed, "cause": cause}
     output.result(told, *report.text().splitlines(), *run)

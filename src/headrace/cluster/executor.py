@@ -143,7 +143,7 @@ class JobStatus:
         told = told_by_run(
             self.folder, self.job_id, self.restarts, self.submitted_s or 0.0, self.ended_s
         )
-        return replace(self, cause=told[0], resumed=told[1])
+        return replace(self, cause=told.cause, resumed=told.resumed)
 
     @property
     def why(self) -> str:

@@ -374,7 +374,7 @@ def judge(
         report.why = failure.what
         if failure.code == 128 + signal.SIGKILL:
             report.next_step = (
-                "Whom signal 9 ends has mostly run out of memory (the node's `dmesg` says so): ask for more "
+                "SIGKILL mostly means out of memory: the node's `dmesg` says whether it was. Ask for more "
                 "(--memory), or take less, with smaller batches or fewer workers."
             )
         if report.job:
@@ -505,9 +505,17 @@ class RunRecord:
         write_manifest(self.path, self._document)
 
 
+class RunWords(NamedTuple):
+    """What a job's launch says of it."""
+
+    cause: str = ""  # why it ended
+    resumed: str = ""  # how it went on
+    failed: bool = False
+
+
 def told_by_run(
     folder: Path, job: str, restarts: int, since_s: float, until_s: float | None = None
-) -> tuple[str, str]:
+) -> RunWords:
     """What the newest launch in this life of a job says: why it ended, and how it went on.
 
     Args:
@@ -520,7 +528,7 @@ def told_by_run(
     try:
         known = list(itertools.takewhile(Path.exists, _paths(folder, f"{job}-{restarts}")))
     except OSError:  # a folder that cannot be looked into
-        return "", ""
+        return RunWords()
     until_s = time.time() if until_s is None else until_s
     launches: list[tuple[str, str, str, int]] = []
     for path in known:
@@ -534,11 +542,11 @@ def told_by_run(
         except (OSError, HeadraceError, KeyError, TypeError, ValueError):
             launches.clear()  # what follows it says no more than itself
     if not launches:
-        return "", ""
+        return RunWords()
     outcome, why, resumed, nodes = launches[-1]
     began = itertools.takewhile(lambda launch: launch[0] == "continued", launches[-2::-1])
     most = max((launch[-1] for launch in began), default=nodes)
     if nodes < most:
         goes = "goes" if outcome == "running" else "went"
         resumed = f"{goes} on with {nodes} of {most} nodes" + (f", {resumed}" if resumed else "")
-    return why, resumed
+    return RunWords(why, resumed, outcome == "failed")

@@ -90,6 +90,12 @@ class JobReport:
     record: JobRecord
     skipped: tuple[str, ...] = ()
     booked: Booked | None = None  # what the scheduler's books say of it, where there are some
+    failed: bool = False
+
+    @property
+    def hint(self) -> str:
+        """What helps against its waiting; '' where the job failed: that comes first."""
+        return "" if self.failed else hint_of(self.record)
 
     @property
     def use(self) -> JobUse:
@@ -122,7 +128,7 @@ class JobReport:
             },
             "bytes_by_tier": record.by_label("tier_bytes"),
             **{name: record.total(name) for name in _TOTALS},
-            "hint": hint_of(record),
+            "hint": self.hint,
             "skipped": list(self.skipped),
         }
 
@@ -184,7 +190,7 @@ class JobReport:
             ("stall", _list(_shares(record.waited)) if waits else ""),
             ("bytes", _list(_sizes(record.by_label("tier_bytes")))),
             ("lost on", _list(_shares(lost_on)) if waits else ""),
-            ("hint", hint_of(record)),
+            ("hint", self.hint),
         ]
 
     def _steps(self) -> str:

@@ -145,7 +145,9 @@ def listen_tcp(address: Address, where: str, next_step: str = "") -> socket.sock
     except OSError as e:
         # A socket's own words name the address again; those of a look-up have a number below 0.
         why = os.strerror(e.errno) if e.errno and e.errno > 0 else e
-        raise ControlError(f"{where}: cannot listen: {why}.", path=where, next_step=next_step) from e
+        raise ControlError(
+            f"{where}: cannot listen: {why}.", path=where, next_step=next_step
+        ) from e
 
 
 async def read_body(request: Request, bytes_max: int) -> bytes:
