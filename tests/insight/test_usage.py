@@ -275,3 +275,10 @@ def test_hours_are_short_and_never_nothing():
     assert [hours_text(h) for h in (0.0, 1e-5, 0.0042, 0.5, 12.3, 12345.6)] == [
         "0.00", "under 0.0001", "0.0042", "0.50", "12.30", "12,345.6",
     ]  # fmt: skip
+
+
+def test_a_report_says_of_whom_its_seconds_are_and_which_hours_were_had():
+    text = JobReport(used_job()).text()
+    assert "4.80 hours used of 48.00 had, 10% of 48 CPUs a node" in text
+    steps = JobReport(record("1", lost_h=0.5)).text()
+    assert "worked 1,800.0 s over all ranks, 0 samples" in steps

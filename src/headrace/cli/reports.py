@@ -309,7 +309,7 @@ def _print_usage(output: Output, figures: UsageTable) -> None:
             taken,
             stall,
         )
-    notes = [f"hours from {'Slurm' if figures.source == 'slurm' else 'the history'}"]
+    notes = [f"hours had, from {'Slurm' if figures.source == 'slurm' else 'the history'}"]
     if figures.uncounted:
         notes[0] += ", which counts no GPUs (AccountingStorageTRES): those of jobs that agents saw"
     wasted = [

@@ -162,7 +162,8 @@ class JobReport:
         cpus = use.cpu.had / use.seconds if use.seconds else 0.0
         of_cpus = f"{counted(round(cpus), 'CPU')} a node"
         share = _share(use.cpu, f"{{}} of {of_cpus}", of_cpus)
-        cpu = f"{hours_text(use.cpu.used / 3600)} hours, {share}" if cpus or use.cpu.used else ""
+        used, had = hours_text(use.cpu.used / 3600), hours_text(use.cpu.had / 3600)
+        cpu = f"{used} hours used of {had} had, {share}" if cpus or use.cpu.used else ""
         most = record.total("memory_bytes")
         memory = f"{bytes_text(most)} at most on a node" if most or use.memory.had else ""
         if use.memory.had:
@@ -202,7 +203,7 @@ class JobReport:
         if record.measured:
             least = "at least " if record.unended else ""
             samples = f"{least}{record.total('samples'):,.0f} samples"
-            text += f", worked {record.total('worked_s'):,.1f} s, {samples}"
+            text += f", worked {record.total('worked_s'):,.1f} s over all ranks, {samples}"
         if record.stall is None:
             return f"{text}: too few to give a share"
         return f"{text}: {record.stall:.1%} of their time stalled"
