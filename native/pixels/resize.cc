@@ -352,7 +352,8 @@ void narrow(const Taps& taps, const Rows& in, int left, int width, int count, in
     // Half of a drawing's rows equal the one above.
     const auto repeats = [&](int y) { return std::memcmp(in.row(y), in.row(row - 1), bytes) == 0; };
     if (row > 0 && repeats(row) && repeats(other)) {
-      for (const int y : {row, other}) std::memcpy(out.row(y), out.row(row - 1), kPixelBytes * static_cast<size_t>(count));
+      for (const int y : {row, other})
+        std::memcpy(out.row(y), out.row(row - 1), kPixelBytes * static_cast<size_t>(count));
       continue;
     }
     const uint8_t *first = in.row(row) - back, *second = in.row(other) - back;
