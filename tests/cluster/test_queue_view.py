@@ -254,7 +254,8 @@ def test_tasks_that_are_alike_share_a_line_whatever_their_launches_say(tmp_path)
     """A line of one task says what its launch did."""
     for task, code in enumerate((1, 1, 7)):
         result = {"why": f"rank {task} ended with status {code}", "resumed": "resumed at step 21"}
-        manifest = {"run": {"began_s": 100.0}, "result": result}
+        result["outcome"] = "failed"
+        manifest = {"run": {"began_s": 100.0}, "layout": {"nodes": 1}, "result": result}
         write_manifest(tmp_path / f"headrace-runs/9_{task}-0.json", manifest)
     tasks = [
         JobStatus(

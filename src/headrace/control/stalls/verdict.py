@@ -393,7 +393,8 @@ def _verdict_text(verdict: Verdict) -> str:
     label = f" [{verdict.simulation}]" if verdict.simulation else ""
     if verdict.steps < _STEPS_FEWEST:
         seen = f"{counted(verdict.steps, 'step')}, at least {_STEPS_FEWEST} are needed"
-        return f"verdict{label}: too few steps to say what was waited for: {seen}"
+        rank = verdict.rank and f"\n  {verdict.rank}"
+        return f"verdict{label}: too few steps to say what was waited for: {seen}{rank}"
     head = (
         f"verdict{label}: training waited {verdict.stall_s:.3g} s of {verdict.seconds:.3g} s "
         f"({verdict.stall:.1%}), {verdict.steps:,} steps"
