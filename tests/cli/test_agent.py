@@ -104,8 +104,8 @@ def test_the_report_of_a_task_has_what_its_launch_says(run, home, monkeypatch, t
     assert writer.write(ledger, now=True)
     writer.close()
     for name, why in (("4700_11-0", "node b is lost"), ("4700_11-0-2", "rank 0 failed")):
-        result = {"why": why, "resumed": ""}
-        manifest = {"run": {"began_s": began_s}, "result": result}
+        result = {"outcome": "failed", "why": why, "resumed": ""}
+        manifest = {"run": {"began_s": began_s}, "layout": {"nodes": 2}, "result": result}
         write_manifest(tmp_path / f"headrace-runs/{name}.json", manifest)
     monkeypatch.chdir(tmp_path)
     for job in ("4711", "4700_11"):
