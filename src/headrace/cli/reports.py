@@ -77,8 +77,8 @@ def job_report(
     cause, resumed, failed = told_by_run(Path(), name, life, record.first_s, record.last_s)
     report = replace(report, failed=failed)
     run = [f"  {'run':<12} {text}" for text in (resumed, cause) if text]
-    told = {**report.as_dict(), "resumed": resumed, "cause": cause}
-    output.result(told, *report.text().splitlines(), *run)
+    document = {**report.as_dict(), "resumed": resumed, "cause": cause}
+    output.result(document, *report.text().splitlines(), *run)
 
 
 def report(

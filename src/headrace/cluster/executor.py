@@ -140,10 +140,10 @@ class JobStatus:
 
         if self.folder is None or self.state in {JobState.PENDING, JobState.UNKNOWN}:
             return self
-        told = told_by_run(
+        words = told_by_run(
             self.folder, self.job_id, self.restarts, self.submitted_s or 0.0, self.ended_s
         )
-        return replace(self, cause=told.cause, resumed=told.resumed)
+        return replace(self, cause=words.cause, resumed=words.resumed)
 
     @property
     def why(self) -> str:

@@ -106,9 +106,9 @@ def _tell_failure(slot: RankSlot) -> None:
     prints = sys.excepthook
 
     def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        told = traceback.TracebackException(kind, error, None)
-        told.__notes__ = []  # they follow the exception's own line
-        slot.failed([*told.format_exception_only()][-1].strip().partition("\n")[0])
+        lines = traceback.TracebackException(kind, error, None)
+        lines.__notes__ = []  # they follow the exception's own line
+        slot.failed([*lines.format_exception_only()][-1].strip().partition("\n")[0])
         prints(kind, error, trace)
 
     sys.excepthook = tell

@@ -306,8 +306,7 @@ class Accounts:
             self._before.pop(next(iter(self._before)))
         self._before[report.instance] = figures
         lives = {(UNENDED, "", ""): 1.0} if report.consumer and not report.ended else {}
-        told = figures | lives
-        self._ledger.remember(report.instance, report.identity.job_id, now.unix_s, told)
+        self._ledger.remember(report.instance, report.identity.job_id, now.unix_s, figures | lives)
         account.identity = fuller(account.identity, report.identity)
         account.ended_s = None
         account.reported_s = now.mono_s

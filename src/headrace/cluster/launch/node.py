@@ -193,9 +193,9 @@ class Supervisor:
             self._beat_s = time.monotonic()
             notes = self._page.notes()
             resumed = [note.resumed for note in notes]
-            told = {"notes": notes} if resumed != self._resumed else {}
+            news = {"notes": notes} if resumed != self._resumed else {}
             self._resumed = resumed
-            self._connection.send("beat", **told)
+            self._connection.send("beat", **news)
 
     # -- what the first node says -----------------------------------------------------------------
 

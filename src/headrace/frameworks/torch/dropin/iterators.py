@@ -172,6 +172,9 @@ class _Draws:
         self._ahead.extend(drawn)
         return drawn
 
+    def _failed(self) -> None:
+        """A batch ended in an error: end what was under way for it."""
+
     def __next__(self) -> Any:
         stats = self._stats
         stats.ask()
@@ -190,9 +193,7 @@ class _Draws:
                 tell_epoch(loader, self._steps_before)
             raise
         except BaseException:
-            # Whoever keeps the error keeps all that was under way with it.
-            if isinstance(self, InProcess) and self._watcher is not None:
-                self._watcher.leave()
+            self._failed()
             raise
         got_s = time.perf_counter()
         position, samples, hashed = self._place
@@ -239,6 +240,11 @@ class InProcess(_Draws, _SingleProcessDataLoaderIter):
         self.progress.samplers = self._samplers
         if watcher is not None:
             watcher.epoch()
+
+    def _failed(self) -> None:
+        # Whoever keeps the error keeps all that was under way with it.
+        if self._watcher is not None:
+            self._watcher.leave()
 
     def _do_again(self, resumption: Resumption) -> None:
         if self.progress.map_style:
