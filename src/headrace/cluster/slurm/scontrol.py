@@ -305,7 +305,8 @@ def _statuses(block: str) -> Iterator[JobStatus]:
     try:
         facts = job_facts(fields)
         reason = "" if reason == "None" else reason
-        status = JobStatus(**facts, reason=reason, folder=Path(_line_of(block, "WorkDir")))
+        work = _line_of(block, "WorkDir")
+        status = JobStatus(**facts, reason=reason, folder=Path(work) if work else None)
     except (KeyError, ValueError) as e:
         raise _unreadable("job", block, e) from e
     pattern = _line_of(block, "StdOut")
