@@ -53,8 +53,8 @@ RESULTS = ROOT / "benchmarks/results"
 SETS = {
     "small JPEG": (500, 375, "JPEG", {"quality": 90}, 1.0),
     "large JPEG": (2000, 1500, "JPEG", {"quality": 88}, 0.3),
-    "PNG": (500, 375, "PNG", {}, 0.25),
-    "clip art PNG": (0, 0, "PNG", {}, 0.25),
+    "PNG": (500, 375, "PNG", {}, 1.0),
+    "clip art PNG": (0, 0, "PNG", {}, 1.0),
 }
 """Width, height, format, options and the share of `--pictures` that is made; without a size they are Debian's
 openclipart-png, those of at most two million pixels, or left out where it is not installed."""
