@@ -60,6 +60,20 @@ def test_limits_are_never_passed_whatever_the_plant(storage, consumer, most, see
         assert 1 <= decision.knobs.reads_in_flight <= most
 
 
+class KeptDecoded(Plant):
+    """Whose batches need no bytes."""
+
+    def advance(self, seconds):
+        return replace(super().advance(seconds), bytes=0)
+
+
+def test_a_knob_that_is_there_stays_there_where_batches_need_no_bytes():
+    """0 would mean that there is no such knob."""
+    _, run = tuned(KeptDecoded(PRESETS["hdd"], Consumer(samples_per_s=2000), START, 1), 20)
+    assert any(decision.action == "lower" for decision in run.decisions)
+    assert all(decision.knobs.buffer_bytes > 0 for decision in run.decisions)
+
+
 def drawn_plant(seed):
     """Any storage and consumer; the same for a seed."""
     draw = random.Random(seed)
