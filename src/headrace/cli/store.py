@@ -336,6 +336,7 @@ def read(
     from headrace import api
     from headrace.cli.progress import progress
     from headrace.control.explain import explain
+    from headrace.store.summary import token_count
 
     options: dict[str, Any] = {"order": order, "tune": tune, "trace": trace}
     if simulate is not None:
@@ -362,6 +363,7 @@ def read(
                 loader.stats.consumer().waited_s,
             )
             mixed = _randomness(store, loader.order, batch_size)
+            what = "documents" if token_count(store, 0) else "samples"
         finally:
             loader.close()
     samples_per_s, bytes_per_s = stats.samples / elapsed_s, stats.bytes / elapsed_s
@@ -380,8 +382,8 @@ def read(
         })  # fmt: skip
         return
     output.line(
-        f"read {count_text(stats.samples)} samples, {bytes_text(stats.bytes)}, in "
-        f"{duration_text(elapsed_s)}: {samples_per_s:,.0f} samples/s, {bytes_text(bytes_per_s)}/s"
+        f"read {count_text(stats.samples)} {what}, {bytes_text(stats.bytes)}, in "
+        f"{duration_text(elapsed_s)}: {samples_per_s:,.0f} {what}/s, {bytes_text(bytes_per_s)}/s"
         + ("" if complete else " (part of an epoch)")
     )
     output.line(f"CPU {cpu_s:.2f} s, {cpu_s_per_gb:.3f} s/GB (the emulated step's not)")

@@ -21,6 +21,8 @@ import numpy as np
 from headrace.errors import OrderError, StateMismatch
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy.typing as npt
 
     from headrace.order.label_mix import LabelMix
@@ -181,6 +183,14 @@ class Order(ABC):
 def digest_of(data: bytes | memoryview) -> str:
     """Return a 64-bit BLAKE2b digest in hex: enough to notice a change, not to resist an attack."""
     return blake2b(data, digest_size=8).hexdigest()
+
+
+def unit_of(described: Mapping[str, Any]) -> str:
+    """What an order counts, of its `describe()`: `windows` of tokens, or `samples`."""
+    inner = described.get("sources")  # of a trace, perhaps: it may be anything
+    first = inner[0] if isinstance(inner, list) and inner else described
+    windows = isinstance(first, dict) and first.get("mode") == "windows"
+    return "windows" if windows else "samples"
 
 
 SEED_MAX = (1 << 64) - 1

@@ -20,6 +20,7 @@ from headrace.base.job import tell_resumed
 from headrace.base.text import bytes_text
 from headrace.errors import RankError, StateMismatch
 from headrace.order import Mixed, OrderState, combine_hashes, order_hash
+from headrace.order.order import unit_of
 from headrace.plane.batch_trace import StepLog
 from headrace.plane.pipeline import Pipeline
 from headrace.plane.stage import ConsumerStats, Stage, StageStats
@@ -619,28 +620,28 @@ def loader_line(loader: Loader, kind: str = "Loader") -> str:
 
 def loader_card(loader: Loader, kind: str = "Loader") -> str:
     """The same with what was delivered, as HTML."""
-    share = loader.share
+    share, unit = loader.share, unit_of(loader.order.describe())
     rows: list[tuple[str, object]] = [
-        ("samples", f"{loader.order.samples:,}"),
+        (unit, f"{loader.order.samples:,}"),
         ("order", _order_text(loader.order)),
-        ("batch", f"{share.batch_size:,} samples{share.steps_text()}"),
+        ("batch", f"{share.batch_size:,} {unit}{share.steps_text()}"),
         ("rank", str(loader.ranks)),
         (
             "stands at",
             f"epoch {loader.epoch}, position {loader.position:,} of {loader.order.length:,}",
         ),
     ]
-    rows += delivered_rows(loader.stats)
+    rows += delivered_rows(loader.stats, unit)
     from headrace.pages.html import card  # notebooks only
 
     return card(f"{kind}: {_source(loader)}", rows, waited=waited_share(loader.stats))
 
 
-def delivered_rows(stats: LoaderStats) -> list[tuple[str, object]]:
+def delivered_rows(stats: LoaderStats, unit: str = "samples") -> list[tuple[str, object]]:
     """What was delivered so far; nothing before the first batch."""
     if not stats.batches:
         return []
-    text = f"{stats.batches:,} batches, {stats.samples:,} samples"
+    text = f"{stats.batches:,} batches, {stats.samples:,} {unit}"
     return [("delivered", f"{text}, {bytes_text(stats.bytes)}" if stats.bytes else text)]
 
 

@@ -89,5 +89,5 @@ def test_each_epoch_is_told_of_and_one_that_was_left_early(own, monkeypatch, cap
         next(batches)
     batches.close()
     said = [line.split(" | ")[:2] for line in capsys.readouterr().err.splitlines()]
-    whole = [[f"headrace: epoch {epoch}", f"{SAMPLES} samples"] for epoch in (0, 1)]
-    assert said == [*whole, ["headrace: epoch 2", f"{BATCH} samples"]]
+    whole = [[f"headrace: epoch {epoch} of {own.name}", f"{SAMPLES} samples"] for epoch in (0, 1)]
+    assert said == [*whole, [f"headrace: epoch 2 of {own.name}", f"{BATCH} samples"]]

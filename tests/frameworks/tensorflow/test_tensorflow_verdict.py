@@ -112,7 +112,9 @@ def test_each_epoch_is_told_of_and_one_that_was_left_early(own, monkeypatch, cap
     loader = Loader(own, BATCH, epochs=2)
     assert len(list(loader.dataset())) == 2 * STEPS
     said = [line.split(" | ")[:2] for line in capsys.readouterr().err.splitlines()]
-    assert said == [[f"headrace: epoch {epoch}", f"{SAMPLES} samples"] for epoch in (0, 1)]
+    assert said == [
+        [f"headrace: epoch {epoch} of {own.name}", f"{SAMPLES} samples"] for epoch in (0, 1)
+    ]
     batches = iter(loader.dataset())
     next(batches)
     del batches
@@ -124,4 +126,4 @@ def test_each_epoch_is_told_of_and_one_that_was_left_early(own, monkeypatch, cap
         return bool(told)
 
     assert until(is_told)
-    assert told.startswith(f"headrace: epoch 2 | {BATCH} samples")
+    assert told.startswith(f"headrace: epoch 2 of {own.name} | {BATCH} samples")

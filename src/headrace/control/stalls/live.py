@@ -19,7 +19,8 @@ from headrace.control.limits import READS_MAX
 from headrace.control.stalls.verdict import Verdict, verdict_line, verdict_of
 from headrace.control.stalls.waits import Evidence
 from headrace.machine.host import cpu_quota, file_system_of, read_host
-from headrace.order import Mixed, Order
+from headrace.order import Order
+from headrace.order.order import unit_of
 from headrace.plane.interpreter import Contention, contention
 from headrace.plane.stage import TIERS
 
@@ -155,7 +156,13 @@ def tell_epoch(loader: Any, seen: int = 0, changes: Sequence[Change] = ()) -> in
         epoch = int(steps["epoch"][-1])
         kept = [change for change in changes if change.action == "keep"]
         verdict = verdict_on(loader, epoch=epoch)
-        line = epoch_line(epoch, steps[steps["epoch"] == epoch], verdict, kept, _unit(loader))
+        line = epoch_line(
+            f"epoch {epoch}{_of(loader)}",
+            steps[steps["epoch"] == epoch],
+            verdict,
+            kept,
+            _unit(loader),
+        )
     except Exception:  # noqa: BLE001 - what says how training fares must not end it
         EPOCH_LOG.exception("nothing can be said of this epoch")
         return seen
@@ -166,21 +173,27 @@ def tell_epoch(loader: Any, seen: int = 0, changes: Sequence[Change] = ()) -> in
 
 
 def _unit(loader: Any) -> str:
-    """What a loader's steps are counted in."""
     order = getattr(getattr(loader, "_loader", loader), "order", None)
-    if isinstance(order, Mixed):
-        order = order.orders[0]
-    mode = order.describe().get("mode") if isinstance(order, Order) else None
-    return "windows" if mode == "windows" else "samples"
+    return unit_of(order.describe() if isinstance(order, Order) else {})
+
+
+def _of(loader: Any) -> str:
+    """Whose epoch it is: a training's and a validation's lines would look alike."""
+    path = str(
+        getattr(getattr(getattr(loader, "_loader", loader), "source", None), "path", "") or ""
+    )
+    data = getattr(loader, "dataset", None)
+    name = Path(path).name or ("" if data is None else type(data).__name__)
+    return f" of {name}" if name else ""
 
 
 def epoch_line(
-    epoch: int, steps: NDArray[np.void], verdict: Verdict, changes: Sequence[Change] = (),
+    whose: str, steps: NDArray[np.void], verdict: Verdict, changes: Sequence[Change] = (),
     unit: str = "samples",
 ) -> str:  # fmt: skip
-    """A pass in a line."""
+    """A pass in a line; `whose`: `epoch 2 of photos.hr`."""
     samples = int(steps["samples"].sum()) - int(steps["left_out"].sum())
-    parts = [f"headrace: epoch {epoch}", f"{samples:,} {unit}"]
+    parts = [f"headrace: {whose}", f"{samples:,} {unit}"]
     if verdict.seconds > 0.0:
         parts.append(f"{samples / verdict.seconds:,.0f}/s")
     parts.append(verdict_line(verdict))

@@ -50,20 +50,25 @@ _OWN_SHARE: Final = 0.8
 """Whose own steps take more of the time than this finds more there than in all waiting."""
 
 
+_NO_STEP_S: Final = 1e-3
+"""A loop that does less between two batches trains nothing."""
+
+
 def own_loop(seconds: float, stall_s: float, steps: int) -> str:
-    """Say that a loop's own steps take most of the time; '': they do not."""
+    """Say that a loop's own steps take most of the time, or none; '': neither."""
     own_s = seconds - stall_s
-    if not steps or own_s <= _OWN_SHARE * seconds:
+    if not steps or _NO_STEP_S * steps <= own_s <= _OWN_SHARE * seconds:
         return ""
     each = duration_text(own_s / steps)
+    if own_s < _NO_STEP_S * steps:
+        return f"your loop took {each} between batches: it trains nothing, so this is the loader's own speed"
     return f"your own step took {each} ({own_s / seconds:.0%} of the time): look there first"
 
 
 def besides(action: str, seconds: float, stall_s: float) -> str:
     """What to do about waiting, where most of the time is the loop's own: the second thing."""
-    return (
-        f"besides your own step: {action}" if action and own_loop(seconds, stall_s, 1) else action
-    )
+    own = seconds - stall_s > _OWN_SHARE * seconds
+    return f"besides your own step: {action}" if action and own else action
 
 
 def pauses_of(steps: NDArray[np.void], seconds: float) -> Pauses | None:

@@ -463,8 +463,8 @@ class Verdict:
 
     @property
     def main(self) -> Cause | None:
-        """The largest cause; None: nothing was waited for."""
-        return next(iter(self.causes), None)
+        """The largest cause; None: nothing was waited for, or there are too few steps to say."""
+        return next(iter(self.causes), None) if self.steps >= _STEPS_FEWEST else None
 
     @property
     def stall(self) -> float:
@@ -518,7 +518,8 @@ def verdict_of(
     case = _Case(causes, waits, reading, seen, slowest)
     main = next(iter(causes), None)
     seconds = max(waits.seconds, stall_s - other_s)
-    needed = main is not None and stall_s > NEGLIGIBLE * seconds
+    enough = len(waits.phases) >= _STEPS_FEWEST
+    needed = main is not None and enough and stall_s > NEGLIGIBLE * seconds
     nothing = ("", 0.0, "")
     action, gain_s, gain_from = _action_for(main, case) if needed and main else nothing
     pauses = pauses_of(steps[sensible(steps)], seconds)

@@ -130,7 +130,7 @@ _CHANGE_IMPORT: Final = "from headrace.torch import DataLoader  # was: torch.uti
 _IMAGES: Final = """\
 import headrace as hr
 from headrace.torch import DataLoader
-DataLoader(dataset, ..., decode="native")  # an ImageFolder; or:
+DataLoader(dataset, ..., decode="native")  # a data set of (path, label), as an ImageFolder; or over the folder:
 DataLoader({path!r}, batch_size={batch}, shuffle=True, decode=hr.Images(size=224))"""
 
 

@@ -33,6 +33,7 @@ from headrace.insight.report.figures import (
     stall_of,
     tiers_of,
 )
+from headrace.order.order import unit_of
 from headrace.pages import charts
 from headrace.pages.html import axis_text, card_list, document, marked, safe
 from headrace.plane.batch_trace import PHASES
@@ -308,7 +309,7 @@ def epochs(run: TraceFigures) -> str:
     caption = "Share of all ranks' time that went to waiting for data."
     if len(shown) < len(epochs):
         caption += f" {len(shown)} of {len(epochs):,} epochs, evenly chosen."
-    tables = charts.table(["epoch", "took", "waited", "samples/s", "bytes from"], rows)
+    tables = charts.table(["epoch", "took", "waited", f"{_unit(run)}/s", "bytes from"], rows)
     return charts.figure("Epoch over epoch", drawn, tables, caption)
 
 
@@ -370,7 +371,11 @@ def _subtitle(run: TraceFigures) -> str:
     when = datetime.fromtimestamp(run.span_s[0], UTC).strftime("%Y-%m-%d %H:%M UTC")
     where = f"{counted(len(run.ranks), 'rank')} on {counted(run.hosts, 'host')}"
     took = duration_text(run.seconds)
-    return f"{about.source}, {about.samples:,} samples, {where}; {when}, {took}"
+    return f"{about.source}, {about.samples:,} {_unit(run)}, {where}; {when}, {took}"
+
+
+def _unit(run: TraceFigures) -> str:
+    return unit_of(run.main.about.order if run.main else {})
 
 
 def cards(run: TraceFigures) -> list[tuple[str, str, str]]:
@@ -381,7 +386,7 @@ def cards(run: TraceFigures) -> list[tuple[str, str, str]]:
     samples, nbytes = run.of("samples"), sum(tiers_of(run.total).values())
     parts = [
         (f"{100 * stall_of(run.total):.1f}", "%", "of the ranks' time waited for data"),
-        (*_value(axis_text(samples / seconds)), "samples/s, all ranks"),
+        (*_value(axis_text(samples / seconds)), f"{_unit(run)}/s, all ranks"),
     ]
     if nbytes > 0:
         parts.append((*_value(f"{bytes_text(nbytes / seconds)}/s"), "delivered, all ranks"))
@@ -446,7 +451,8 @@ def _about(run: TraceFigures) -> Iterator[str]:
         rows.append(("began", _time(began)))
     for number, loader in enumerate(run.loaders[:20], 1):
         about = loader.about
-        what = f"{about.source}: {about.samples:,} samples, batch {about.batch_size}, {_order(about.order)}"
+        samples = f"{about.samples:,} {unit_of(about.order)}"
+        what = f"{about.source}: {samples}, batch {about.batch_size}, {_order(about.order)}"
         rows.append((f"loader {number}", f"{what}, {about.framework or 'headrace'}"))
         spent = [(p, s) for p, s in phases_of(loader.total).items() if s > 0]
         phases = ", ".join(f"{PHASE_WORDS[p]} {duration_text(s)}" for p, s in spent)
@@ -510,7 +516,7 @@ def _blocks(run: TraceFigures) -> Iterator[Iterable[str]]:
     epochs = run.main.epochs()
     if len(epochs) > 1:
         yield (
-            "  epoch  took        waited   samples/s",
+            f"  epoch  took        waited   {_unit(run)}/s",
             *map(_epoch_line, epochs[-_EPOCHS_SHOWN:]),
         )
     if len(run.ranks) > 1:
