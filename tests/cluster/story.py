@@ -184,7 +184,7 @@ _VARIES = {
     r"\border [0-9a-f]{16}": "order",
     r"\bat least (?=[\d,]+ samples)": "",  # where a rank was killed between two messages
     r"[,;] resumed at step [\d,]+ \(.*?\)": "",  # not known yet when a status was asked for early
-    r"\brestart \d": "restart",
+    r"\brestarted (once|\d+ times)": "restarted",
     r"node\[[\d,-]+\]": "node[]",
     r"-([a-h])\1{7}\b": "-node",
     r"under 0\.0001": "0.0",

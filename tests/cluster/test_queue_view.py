@@ -223,7 +223,7 @@ def test_an_empty_cluster():
         ({"exit_code": 137}, "exit code 137: killed by signal 9, often out of memory"),
         ({"exit_code": 143}, "exit code 143: killed by signal 15"),
         ({"signal": 9}, "killed by signal 9, often out of memory"),
-        ({"exit_code": 2, "restarts": 1}, "exit code 2, restart 1"),
+        ({"exit_code": 2, "restarts": 1}, "exit code 2, restarted once"),
         ({"exit_code": 143, "state": JobState.CANCELLED}, ""),  # it did as it was asked
         (
             {"signal": 15, "state": JobState.TIMEOUT, "resumed": "resumed at step 9"},

@@ -65,6 +65,11 @@ def counted(count: int, one: str, many: str = "") -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
+def times_text(count: int) -> str:
+    """1 -> 'once', 3 -> '3 times'."""
+    return "once" if count == 1 else f"{count:,} times"
+
+
 def number_text(value: float) -> str:
     """Four digits, or all before the point."""
     if value == int(value) and abs(value) < 1e15:

@@ -20,7 +20,7 @@ from rich.console import Group
 from rich.text import Text
 
 from headrace.base.peers import user_name
-from headrace.base.text import count_text, counted, printable
+from headrace.base.text import count_text, counted, printable, times_text
 from headrace.cli import exit_codes
 from headrace.cli.printing import Output, cut, plain, plain_table, stall_style
 from headrace.cli.printing import watch as watch_frames
@@ -368,7 +368,7 @@ def status_table(statuses: Sequence[JobStatus], *, everything: bool = False) -> 
 
 
 def _why(status: JobStatus) -> str:
-    again = f"restart {status.restarts}" if status.restarts else ""
+    again = f"restarted {times_text(status.restarts)}" if status.restarts else ""
     return ", ".join(filter(None, (status.why, again, status.resumed)))
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from headrace.base.documents import DocumentKind
 from headrace.base.files import read_file, replace_file
-from headrace.base.text import counted
+from headrace.base.text import counted, times_text
 from headrace.cluster.launch.place import REQUEUE_EXIT
 from headrace.cluster.launch.stop_page import StopPhase
 from headrace.errors import HeadraceError, LaunchError
@@ -284,7 +284,7 @@ class LaunchReport:
     def _line(self) -> str:
         who = f"job {self.job}" if self.job else "this machine"
         if self.restarts:
-            who += f", restart {self.restarts}"
+            who += f", restarted {times_text(self.restarts)}"
         nodes = counted(len(self.nodes), "node")
         ranks = counted(self.ranks, "rank")
         text = f"{who}: {self.outcome}, {nodes}, {ranks}, {self.wall_s:.1f} s"

@@ -187,7 +187,7 @@ def test_usr1_has_a_script_that_asks_save_and_asks_for_a_new_start(launch, photo
     code, out, err = launch.end()
     assert code == 0, err
     assert "begins at step 0" not in out
-    assert "restart 1: completed" in err
+    assert "restarted once: completed" in err
     from cluster.launch.launching import seen_counts
 
     assert (seen_counts(launch.folder / "c", 2) == 1).all()

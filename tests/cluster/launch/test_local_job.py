@@ -46,7 +46,7 @@ def test_a_job_that_is_sent_usr1_starts_again_where_it_stopped(launch, photos, t
     (steps,) = re.findall(
         r"asked to start again \(SIGUSR1\); all ranks saved at step (\d+) and left", text
     )
-    assert f"job {job}, restart 1: completed, 2 nodes" in text
+    assert f"job {job}, restarted once: completed, 2 nodes" in text
     resumed = status.with_run().resumed
     assert resumed.startswith(f"resumed at step {steps} (epoch ")
     assert f"; {resumed}; epoch 1, position 36" in text

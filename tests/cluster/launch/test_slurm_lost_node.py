@@ -89,7 +89,7 @@ def test_a_job_that_loses_a_node_is_requeued_without_it(slurm, launch, photos):
     assert "Restarts=1" in known
     assert f"ExcNodeList={LOST}" in known
     assert "NodeList=node[0,2-3]" in known
-    assert "restart 1: completed, 3 nodes, 3 ranks" in output(launch)
+    assert "restarted once: completed, 3 nodes, 3 ranks" in output(launch)
     assert slurm.node_states(LOST)[0] != "down"  # Slurm itself has not missed it yet
     each_sample_was_seen_once(launch)
 
