@@ -275,6 +275,14 @@ def test_each_machine_has_its_own_jobs(tmp_path):
     assert state == tmp_path / "headrace/jobs" / socket.gethostname()
     assert JobsFolder.of_user({}).path.is_relative_to(Path.home())
 
+def test_no_two_folders_of_a_user_have_jobs_of_one_number(ex, tmp_path):
+    other = LocalExecutor(tmp_path / "other")
+    jobs = [submit(each, tmp_path, "true") for each in (ex, other, ex)]
+    assert jobs == sorted(set(jobs), key=int)
+    for each, job in zip((ex, other, ex), jobs, strict=True):
+        end(each, job)
+
+
 
 def test_old_jobs_are_forgotten(ex, tmp_path):
     job = submit(ex, tmp_path, "true")

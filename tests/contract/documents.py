@@ -249,11 +249,12 @@ def _cluster(shown: Shown, folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEADRACE_JOBS_DIR", str(folder / "jobs"))
         here = ("--executor", "local")
-        executor("local").submit(Submission((folder / "fails.sh").read_bytes(), directory=folder))
-        shown.run("cluster", "wait", "1", *here, code=1)
+        failing = Submission((folder / "fails.sh").read_bytes(), directory=folder)
+        job = executor("local").submit(failing)
+        shown.run("cluster", "wait", job, *here, code=1)
         for command in ("status", "logs", "resubmit", "cancel"):
-            shown.run("cluster", command, "1", *here)
-        executor("local").wait(["2"], 30)
+            shown.run("cluster", command, job, *here)
+        executor("local").wait(executor("local").own(), 30)
     run = {
         "run": {"job": "1", "nodes": ["a"]}, "versions": {"torch": "2.13.0"},
         "order": {"seed": 7, "hash": "00ff"}, "environment": {}, "result": {"wall_s": 1.0},

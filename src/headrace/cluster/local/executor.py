@@ -64,8 +64,8 @@ class LocalExecutor(Executor):
         self.jobs = JobsFolder.of_user() if folder is None else JobsFolder(folder)
         self._variables = dict(variables or {})
 
-    def submit(self, submission: Submission) -> str:
-        """Queue a job; it starts at once if there are CPUs and GPUs for it."""
+    def submit(self, submission: Submission, number: int | None = None) -> str:
+        """Queue a job; it starts at once if there are CPUs and GPUs for it. `number`: of another executor."""
         whole = dataclasses.replace(
             submission, directory=job_directory(submission),
             environment={**os.environ, **submission.environment},
@@ -75,7 +75,7 @@ class LocalExecutor(Executor):
             for _, job_id in read_request(submission.script, submission.options).dependencies:
                 if job_id:
                     self._known(job_id)
-            number = self.jobs.next_number()
+            number = number or self.jobs.next_number()
             folder = self.jobs.path / f".new-{number}"
             job = LocalJob(
                 number=number, folder=folder, submission=whole, user=user_name(os.geteuid()),

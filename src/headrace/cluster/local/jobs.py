@@ -4,7 +4,7 @@ All options of sbatch are taken; those that mean nothing here (partition, accoun
 
     FOLDER/           0700: HEADRACE_JOBS_DIR, or headrace/jobs/HOST in the user's state folder
       lock            held by whoever numbers, starts or changes jobs
-      next            the next job's number
+      next            the next job's number; /var/tmp/headrace-jobs-UID has it for all folders of the user
       17/             a job: `script`, and `job.json`, what was asked: both never change
         state.json    how far each of its tasks is that does not merely wait; replaced as a whole
         over          all its tasks are over: nobody needs to look any more
@@ -428,13 +428,19 @@ class JobsFolder:
             os.close(fd)
 
     def next_number(self) -> int:
-        """A number that no job has had; `locked`."""
-        path = self.path / "next"
-        try:
-            number = int(path.read_text())
-        except (FileNotFoundError, ValueError):
-            number = 1 + max(self.numbers(), default=0)
-        _replace(path, b"%d\n" % (number + 1))
+        """A number that no job has had, in any folder of this user's on this machine; `locked`."""
+        place = Path("/var/tmp")  # noqa: S108 - the file is seen to be ours
+        place = place if os.access(place, os.W_OK) else self.path
+        fd = lock_path(place / f"headrace-jobs-{os.geteuid()}", wait_s=None, owned=True)
+        assert fd is not None
+        with os.fdopen(fd, "r+b") as shared:
+            own = self.path / "next"  # that one may be gone after a while
+            texts = (shared.read(), own.read_bytes() if own.exists() else b"")
+            numbers = [1 + number for number in self.numbers()]
+            number = max([1, *numbers, *(int(text) for text in texts if text.strip().isdigit())])
+            shared.seek(0)
+            shared.write(b"%d\n" % (number + 1))
+            _replace(own, b"%d\n" % (number + 1))
         return number
 
     def jobs(self, *, clear: bool = False) -> list[LocalJob]:

@@ -194,9 +194,7 @@ def run_script() -> int:
     options = (*asked.options, "--no-requeue", f"--chdir={asked.directory}", *array)
     before: dict[str, Any] = {}
     try:
-        here.jobs.open()
-        (here.jobs.path / "next").write_text(number)
-        here.submit(replace(asked, options=options, environment={}))
+        here.submit(replace(asked, options=options, environment={}), int(number))
         while True:
             (status,) = here.status([job.job_id])[job.job_id]
             facts = {**asdict(status), "output": status.output and str(status.output)}
