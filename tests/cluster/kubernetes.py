@@ -253,7 +253,15 @@ class SimulatedKubernetes:
         self._version += 1
         name, template = job["metadata"]["name"], job["spec"]["template"]
         labels = {**template["metadata"]["labels"], INDEX: index}
+        failed = [
+            pod
+            for (what, _), pod in self.objects.items()
+            if what == "pods"
+            and pod["metadata"]["labels"] == labels
+            and pod["status"]["phase"] == "Failed"
+        ]
         about = {"name": f"{name}-{index}-{self._version}", "labels": labels, "uid": f"pod-{self._version}",
+                 "annotations": {FAILURES: str(len(failed))},
                  "creationTimestamp": f"{_now()[:-1]}.{self._version:06d}Z",
                  "ownerReferences": [{"uid": job["metadata"]["uid"]}]}  # fmt: skip
         self.keep(
@@ -270,7 +278,7 @@ class SimulatedKubernetes:
                 why = {"type": "PodScheduled", "status": "False", "message": self.unschedulable}
                 status["conditions"] = [why]
             elif secret is not None and ("services", job["metadata"]["name"]) in self.objects:
-                self._start(pod, main, secret, job["status"]["failed"])
+                self._start(pod, main, secret)
                 state = {"name": main["name"], "state": {"running": {}}}
                 pod["status"] = {"phase": "Running", "containerStatuses": [state]}
                 pod["spec"]["nodeName"] = f"node{pod['metadata']['labels'][INDEX]}"
@@ -279,7 +287,13 @@ class SimulatedKubernetes:
             return
         code = code if code >= 0 else 128 - code
         status["phase"] = "Failed" if code else "Succeeded"
-        status["containerStatuses"][0]["state"] = {"terminated": {"exitCode": code}}
+        message = self.folder / name / "message"
+        status["containerStatuses"][0]["state"] = {
+            "terminated": {
+                "exitCode": code,
+                **({"message": message.read_text()} if message.exists() else {}),
+            }
+        }
         if (
             pod["metadata"]["labels"][INDEX]
             == spec["successPolicy"]["rules"][0]["succeededIndexes"]
@@ -302,7 +316,7 @@ class SimulatedKubernetes:
         job["status"].setdefault("conditions", []).append(more)
         self.keep("jobs", job)
 
-    def _start(self, pod: Object, main: Object, secret: Object, failed: int) -> None:
+    def _start(self, pod: Object, main: Object, secret: Object) -> None:
         name, folder = pod["metadata"]["name"], self.folder / pod["metadata"]["name"]
         files = folder / "files"
         files.mkdir(parents=True)
@@ -313,11 +327,10 @@ class SimulatedKubernetes:
         for key, value in secret["data"].items():
             (files / key).write_bytes(base64.b64decode(value))
             (files / key).chmod(pod["spec"]["volumes"][0]["secret"]["defaultMode"])
-        known = {FAILURES: str(failed)}
         env = {e["name"]: e["value"] for e in main["env"] if "value" in e}
         for each in [e for e in main["env"] if "valueFrom" in e]:
             path = each["valueFrom"]["fieldRef"]["fieldPath"]
-            env[each["name"]] = known.get(path.split("'")[1], "")
+            env[each["name"]] = pod["metadata"]["annotations"].get(path.split("'")[1], "")
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("HEADRACE", "SLURM"))}
         env |= {
             "JOB_COMPLETION_INDEX": pod["metadata"]["labels"][INDEX], "HEADRACE_JOB_FILES": str(files),

@@ -141,6 +141,7 @@ def tell(
     assert until(lambda: len(steps_of(folder)) > 1 and steps_of(folder)[1], WAIT_S), status()
     terminal.type(f"headrace cluster status {job}")
     terminal.type(f"headrace cluster wait {job}")
+    assert str(status()["resumed"]).startswith("resumed at step ")
     terminal.type(f"headrace cluster logs {job} | grep -o 'job {job}[:,].*'")
     terminal.type(f"headrace job-report {job}")
     # Books of a cluster hold the jobs of other tests, too: those were over before.
@@ -183,7 +184,8 @@ _VARIES = {
     r"(is lost:).*": r"\1",
     r"\border [0-9a-f]{16}": "order",
     r"\bat least (?=[\d,]+ samples)": "",  # where a rank was killed between two messages
-    r"[,;] resumed at step [\d,]+ \(.*?\)": "",  # not known yet when a status was asked for early
+    r"\n {40,}\S.*": "",  # a line of a table that goes on below
+    r"[,;] resumed\b.*?(\)|$)": "",  # not known yet when a status was asked for early
     r"\brestarted (once|\d+ times)": "restarted",
     r"node\[[\d,-]+\]": "node[]",
     r"-([a-h])\1{7}\b": "-node",

@@ -261,8 +261,18 @@ def test_exit_75_begins_the_script_again(ex, tmp_path):
             "--requeue",
         )
     )
-    assert end(ex, job).state is JobState.COMPLETED
+    status = end(ex, job)
+    assert (status.state, status.restarts) == (JobState.COMPLETED, 1)
     assert b"".join(ex.logs(job)) == b"1\n"
+
+
+def test_why_a_launch_failed_is_known_where_its_folder_is_not_seen(ex):
+    headrace = f"{sys.executable} -c 'from headrace.cli import main; main()'"
+    launch = f"{headrace} launch --framework plain --no-daemon --no-agent sh -c 'exit 9'"
+    job = ex.submit(submission(launch))
+    status = end(ex, job).with_run()
+    assert (status.state, status.folder) == (JobState.FAILED, None)
+    assert status.why == f"rank 0 (node {job}-0) ended with status 9"
 
 
 def test_a_cancelled_job_may_save(ex, cluster, tmp_path):
@@ -543,13 +553,20 @@ def test_users_roles_allow_what_is_asked_of_the_server(run, cluster, tmp_path):
 
 @pytest.mark.parametrize(
     ("script", "status"),
-    [("exit 137", 1), ("exit 143", 1), ("kill -9 $$", 137), ("exit 75", 75), ("exit 3", 3)],
+    [
+        ("exit 137", 1),
+        ("exit 143", 1),
+        ("kill -9 $$", 137),
+        ("exit 75", 75),
+        ("exit $HEADRACE_JOB_RESTARTS", 3),  # two failures and a lost node
+    ],
 )
 def test_a_pod_whose_script_tells_of_a_signal_is_not_tried_again(tmp_path, script, status):
     path = tmp_path / "script"
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
     told = {"HEADRACE_JOB_NODES": "localhost", "HEADRACE_JOB_FIRST": "localhost"}
+    told |= {"HEADRACE_JOB_RESTARTS": "2", "HEADRACE_JOB_DISRUPTIONS": "1"}
     ended = subprocess.run(
         [sys.executable, "-m", "headrace.cluster.kubernetes.pod"],
         env=os.environ | told | {"HEADRACE_JOB_FILES": str(tmp_path)}, timeout=60, check=False,

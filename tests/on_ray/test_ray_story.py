@@ -55,6 +55,14 @@ def test_a_job_of_ray_that_is_cancelled_leaves_nothing(run, tmp_path):
     assert "Submitted batch job" in run("cluster", "resubmit", job).stdout
 
 
+def test_a_job_of_ray_whose_launch_failed_says_which_rank_did(run):
+    launch = f"{shlex.join(PROGRAM)} launch --framework plain --no-agent --no-daemon"
+    Path("job.sh").write_text(f"#!/bin/bash\n{launch} sh -c 'exit 9'\n")
+    job = run("cluster", "batch", "--nodes", 1, "job.sh").stdout.split()[-1]
+    (status,) = json.loads(run("cluster", "wait", job, "--json", code=1).stdout)["jobs"]
+    assert status["why"] == f"rank 0 (node {status['nodes'][0]}) ended with status 9"
+
+
 def test_a_job_that_may_have_fewer_nodes_goes_on_at_once_with_those_left(
     run, ray_cluster, tmp_path
 ):

@@ -143,7 +143,7 @@ class JobStatus:
         words = told_by_run(
             self.folder, self.job_id, self.restarts, self.submitted_s or 0.0, self.ended_s
         )
-        return replace(self, cause=words.cause, resumed=words.resumed)
+        return replace(self, cause=words.cause or self.cause, resumed=words.resumed or self.resumed)
 
     @property
     def why(self) -> str:

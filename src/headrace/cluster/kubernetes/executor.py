@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
+import msgspec
+
 from headrace.base.peers import user_name
 from headrace.cluster.executor import (
     Executor,
@@ -47,6 +49,8 @@ from headrace.cluster.kubernetes.manifests import (
     pod_file,
     request_of,
 )
+from headrace.cluster.kubernetes.pod import RESTARTS
+from headrace.cluster.manifest import RunWords
 from headrace.cluster.snapshot import (
     Allocation,
     ClusterJob,
@@ -273,13 +277,11 @@ class KubernetesExecutor(Executor):
 
     def submission(self, job_id: str) -> Submission:
         """As it lies in the job's Secret."""
-        self.task_of(job_id)
+        self.known([job_id])
+        data = self._kubectl.get(self._path("secrets", job_id)).get("data", {})
         try:
-            data = self._kubectl.get(self._path("secrets", job_id)).get("data", {})
             script, again = (base64.b64decode(data[k]) for k in ("script", "submission.json"))
             return Submission.of(json.loads(again), script)
-        except NotThere as e:
-            raise ClusterError(self.not_known[0].format(job_id), next_step=self.not_known[1]) from e
         except (KeyError, TypeError, ValueError) as e:
             raise ClusterError(
                 f"the Secret of job {job_id} is not as it was submitted: {e!r}."
@@ -311,7 +313,10 @@ class KubernetesExecutor(Executor):
         state, reason = _state(job)
         first = _first(pods)
         ended = (_container_state(first).get("terminated") if first else None) or {}
-        code = ended.get("exitCode")
+        code, words = ended.get("exitCode"), _words(ended.get("message"))
+        signal = max(0, (code or 0) - 128)
+        folder = _main(first).get("workingDir") if first else None
+        annotations = first["metadata"].get("annotations", {}) if first else {}
         if state is JobState.FAILED and ended.get("reason") == "OOMKilled":
             state = JobState.OUT_OF_MEMORY
         if state is JobState.PENDING:
@@ -321,11 +326,11 @@ class KubernetesExecutor(Executor):
         return JobStatus(
             job_id=str(about["name"]), name=str(about.get("annotations", {}).get("headrace/name", "")),
             state=state, reason=reason, nodes=tuple(sorted(nodes)),
-            exit_code=None if code is None or code > _SIGNALLED else code,
-            signal=code - _SIGNALLED if code is not None and code > _SIGNALLED else None,
-            restarts=int(given.get("failed") or 0) if state in _GOES_ON else 0,
+            exit_code=None if signal else code, signal=signal or None,
+            restarts=sum(int(annotations.get(name, 0)) for name in RESTARTS.values()),
             submitted_s=_unix(about.get("creationTimestamp")), started_s=_unix(given.get("startTime")),
             ended_s=_unix(given.get("completionTime") or next(iter(over), None)),
+            folder=Path(folder) if folder else None, cause=words.cause, resumed=words.resumed,
         )  # fmt: skip
 
     def _refused(self, name: str) -> str:
@@ -388,7 +393,7 @@ class KubernetesExecutor(Executor):
                 more |= {} if lines is None else {"tailLines": str(lines)}
                 name = first["metadata"]["name"]
                 yield from self._kubectl.stream(
-                    self._path("pods", f"{name}/log", container=_main(first), **more)
+                    self._path("pods", f"{name}/log", container=_main(first)["name"], **more)
                 )
             elif status.state.is_over and not shown:
                 raise ClusterError(
@@ -421,9 +426,7 @@ def _unless_conflict(do: Callable[[], T]) -> T:
 
 # -- what objects say ----------------------------------------------------------------------------------
 
-_SIGNALLED: Final = 128
 _FINAL: Final = {"Complete", "Failed", "Succeeded"}
-_GOES_ON: Final = {JobState.PENDING, JobState.CONFIGURING, JobState.RUNNING, JobState.COMPLETING}
 
 
 def _true(job: Object) -> dict[str, Object]:
@@ -460,9 +463,10 @@ def _state(job: Object) -> tuple[JobState, str]:
     return (JobState.CONFIGURING if active else JobState.PENDING), ""
 
 
-def _main(pod: Object) -> str:
-    names = [str(container["name"]) for container in pod["spec"]["containers"]]
-    return next((name for name in names if name in ("train", "pytorch")), "train")
+def _main(pod: Object) -> Object:
+    """The container in which the script, or what serves it, runs."""
+    containers: list[Object] = pod["spec"]["containers"]
+    return next((c for c in containers if c["name"] in ("train", "pytorch")), containers[0])
 
 
 def _first(pods: list[Object]) -> Object | None:
@@ -476,9 +480,15 @@ def _first(pods: list[Object]) -> Object | None:
 
 
 def _container_state(pod: Object) -> Object:
-    """Of the container in which the script, or what serves it, runs."""
-    statuses = pod.get("status", {}).get("containerStatuses") or ()
-    return next((each.get("state", {}) for each in statuses if each["name"] == _main(pod)), {})
+    statuses, name = pod.get("status", {}).get("containerStatuses") or (), _main(pod)["name"]
+    return next((each.get("state", {}) for each in statuses if each["name"] == name), {})
+
+
+def _words(message: str | None) -> RunWords:
+    """What the first pod left of its launch's words; another program's message is none of them."""
+    with contextlib.suppress(msgspec.MsgspecError):
+        return msgspec.json.decode(message or "[]", type=RunWords)
+    return RunWords()
 
 
 def _why_pending(pods: list[Object]) -> str:
@@ -538,8 +548,7 @@ def _row(status: JobStatus, job: Object, pods: list[Object]) -> ClusterJob:
     parts = []
     for pod in pods:
         if pod.get("status", {}).get("phase") == "Running":
-            main = next(c for c in pod["spec"]["containers"] if c["name"] == _main(pod))
-            amounts = main["resources"]["requests"]
+            amounts = _main(pod)["resources"]["requests"]
             memory = int(_quantity(amounts.get("memory", 0))) >> 20
             cpus = int(_quantity(amounts.get("cpu", 1)))
             parts.append(Allocation(pod["spec"]["nodeName"], cpus, memory, _gpus(amounts)))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
+from headrace.cluster.kubernetes.pod import RESTARTS, message_of
 from headrace.cluster.launch.place import REQUEUE_EXIT
 from headrace.cluster.local.jobs import LocalRequest, read_request
 from headrace.cluster.notation import compress_hosts
@@ -225,15 +226,16 @@ def _pod(  # noqa: PLR0917 - what is asked, and for what it is made
     env: list[dict[str, Any]] = [
         {"name": key, "value": str(value)} for key, value in variables.items()
     ]
-    if form == "Job" and request.requeue:
-        count = {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-index-failure-count']"}
-        env.append({"name": "HEADRACE_JOB_RESTARTS", "valueFrom": {"fieldRef": count}})
+    for key, count in RESTARTS.items() if form == "Job" and request.requeue else ():
+        field = {"fieldPath": f"metadata.annotations['{count}']"}
+        env.append({"name": key, "valueFrom": {"fieldRef": field}})
     mounts = {"headrace-job": FILES, "headrace-local": _LOCAL, "headrace-shm": "/dev/shm"}  # noqa: S108
     directory = submission.directory or request.directory
     container = {
         **theirs, "name": container_name, "image": image,
         "command": ["python3", "-m", "headrace.cluster.kubernetes.pod", *submission.arguments],
         "env": _named(theirs.get("env", ()), env), "resources": _resources(request, theirs),
+        "terminationMessagePath": str(message_of(FILES)),
         "volumeMounts": _named([{"name": n, "mountPath": path} for n, path in mounts.items()],
                                theirs.get("volumeMounts", ())),
         **({"workingDir": str(directory)} if directory else {}),

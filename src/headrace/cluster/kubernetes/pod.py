@@ -19,9 +19,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from headrace.cluster.launch.nodes import SPEC_VARIABLE, ask_for_spec
 from headrace.cluster.launch.place import REQUEUE_EXIT, job_key
 from headrace.cluster.launch.plan import node_command
+from headrace.cluster.manifest import told_by_run
 from headrace.cluster.notation import expand_hosts
 from headrace.cluster.processes import (
     adopt_orphans,
@@ -34,6 +37,12 @@ from headrace.cluster.processes import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+RESTARTS = {
+    "HEADRACE_JOB_RESTARTS": "batch.kubernetes.io/job-index-failure-count",
+    "HEADRACE_JOB_DISRUPTIONS": "batch.kubernetes.io/job-index-ignored-failure-count",
+}
+"""How often a pod was made anew: by its own fault, or its node's; variables, and annotations of pods."""
 
 _GATHER_S = 3600.0
 _SAY_S = 60.0
@@ -52,7 +61,8 @@ def main(arguments: Sequence[str]) -> int:
     index = int(os.environ.get("JOB_COMPLETION_INDEX") or os.environ.get("RANK") or 0)
     for name in [n for n in os.environ if n in _NOT_OURS or n.startswith("PET_")]:
         del os.environ[name]
-    os.environ["HEADRACE_JOB_NODE_INDEX"] = str(index)
+    restarts = sum(int(os.environ.pop(name, "") or 0) for name in RESTARTS)
+    os.environ |= {"HEADRACE_JOB_NODE_INDEX": str(index), "HEADRACE_JOB_RESTARTS": str(restarts)}
     names, asked = expand_hosts(os.environ["HEADRACE_JOB_NODES"]), list[int]()
     for number in _STOPS:
         signal.signal(number, lambda number, _: asked.append(number))
@@ -63,7 +73,18 @@ def main(arguments: Sequence[str]) -> int:
     if missing:
         _say(f"{len(missing)} of {len(names)} pods have no address: {', '.join(missing[:4])}")
         return REQUEUE_EXIT
-    return _run([str(Path(os.environ["HEADRACE_JOB_FILES"], "script")), *arguments], asked)
+    began_s, files = time.time(), os.environ["HEADRACE_JOB_FILES"]
+    code = _run([str(Path(files, "script")), *arguments], asked)
+    words = told_by_run(Path.cwd(), os.environ.get("HEADRACE_JOB_ID", ""), restarts, began_s)
+    if any(words):
+        with contextlib.suppress(OSError):
+            message_of(files).write_bytes(msgspec.json.encode(words))
+    return code
+
+
+def message_of(files: str) -> Path:
+    """The file whose text Kubernetes keeps when the pod has ended: what the launch said of itself."""
+    return Path(files).with_name("message")
 
 
 def _say(text: str) -> None:
