@@ -43,16 +43,16 @@ def run_job(
 ) -> list[dict[str, Any]]:
     """Make a project, submit its batch script with two tasks, and wait; the epochs it tells."""
     project = make_project(recipe_named(recipe), folder / "project")
-    (project.path / "data").symlink_to(data)  # so that prepare.py finds its work done
+    (project / "data").symlink_to(data)  # so that prepare.py finds its work done
     log = folder / "job.log"
     own = environment()
     given = {name: own[name] for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")}
     job = executor.submit(
         Submission(
-            (project.path / "job.sh").read_bytes(),
+            (project / "job.sh").read_bytes(),
             (f"--output={log}", *shape),
             tuple(arguments(data, checkpoints)),
-            project.path,
+            project,
             {
                 **given,
                 "HEADRACE_HISTORY": str(folder / "history"),

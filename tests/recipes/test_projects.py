@@ -42,15 +42,14 @@ def test_the_package_lies_in_folders_of_its_own(root):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_project_is_the_recipe_byte_for_byte(name, tmp_path):
     project = make_project(recipe_named(name), tmp_path / "deep" / "mine")
-    assert sorted(project.files) == FILES
-    assert sorted(path.name for path in project.path.iterdir()) == FILES
+    assert sorted(path.name for path in project.iterdir()) == FILES
     for file in FILES:
         source = recipes_folder() / name / file
         source = source if source.exists() else recipes_folder() / file
-        assert (project.path / file).read_bytes() == source.read_bytes()
-    assert os.access(project.path / "job.sh", os.X_OK)
-    assert not os.access(project.path / "train.py", os.X_OK) or os.geteuid() == 0
-    assert [path.name for path in project.path.parent.iterdir()] == ["mine"]
+        assert (project / file).read_bytes() == source.read_bytes()
+    assert os.access(project / "job.sh", os.X_OK)
+    assert not os.access(project / "train.py", os.X_OK) or os.geteuid() == 0
+    assert [path.name for path in project.parent.iterdir()] == ["mine"]
 
 
 def test_nothing_is_overwritten(tmp_path):

@@ -86,9 +86,9 @@ def init(
             f"the project's name is missing: headrace init NAME [--recipe {known_names}]"
         )
     chosen = recipe_named(recipe)
-    project = make_project(chosen, name)
-    document = {"path": project.path, "recipe": project.recipe, "files": project.files}
-    output.result({**document, "packages": chosen.packages}, f"{name}: {', '.join(project.files)}")
+    path, files = make_project(chosen, name), sorted(chosen.files)
+    document = {"path": path, "recipe": chosen.name, "files": files, "packages": chosen.packages}
+    output.result(document, f"{name}: {', '.join(files)}")
     if output.as_json:
         return
     missing = [each for each in chosen.packages if not any(Distribution.discover(name=each))]

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from headrace.base.files import temporary_name
 from headrace.errors import ClusterError, ClusterRequestError
 
-__all__ = ["RECIPES", "Project", "TrainingRecipe", "make_project", "recipe_named", "recipes_folder"]
+__all__ = ["RECIPES", "TrainingRecipe", "make_project", "recipe_named", "recipes_folder"]
 
 
 class TrainingRecipe(NamedTuple):
@@ -75,16 +75,8 @@ def recipes_folder() -> Path:
 # -- projects ------------------------------------------------------------------------------------------
 
 
-class Project(NamedTuple):
-    """What was made."""
-
-    path: Path
-    recipe: str
-    files: tuple[str, ...]
-
-
-def make_project(recipe: TrainingRecipe, folder: str | os.PathLike[str]) -> Project:
-    """Make a project in a folder that does not exist, or is empty."""
+def make_project(recipe: TrainingRecipe, folder: str | os.PathLike[str]) -> Path:
+    """Make a project in a folder that does not exist, or is empty; its path."""
     target = Path(folder).absolute()
     is_folder = target.is_dir() and not target.is_symlink()
     names = sorted(path.name for path in target.iterdir()) if is_folder else []
@@ -112,4 +104,4 @@ def make_project(recipe: TrainingRecipe, folder: str | os.PathLike[str]) -> Proj
             path=str(target),
             next_step="Name a folder that you may write.",
         ) from e
-    return Project(target, recipe.name, tuple(sorted(files)))
+    return target
