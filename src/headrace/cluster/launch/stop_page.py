@@ -47,7 +47,7 @@ _WAIT_S = 60.0
 _POLL_S = 0.002
 _HOLD, _STOP_AT = 3, 4
 _ARRIVING, _LEAVING, _PID, _EPOCH = range(4)
-_SAVED, _RESUMED, _CODE, _FAILED, _LENGTH, _TEXT = 8, 9, 12, 13, 14, 15
+_SAVED, _RESUMED, _CODE, _FAILED, _TEXT = 8, 9, 12, 13, 15
 _TEXT_BYTES = 8 * (_SLOT_WORDS - _TEXT)
 
 
@@ -124,9 +124,13 @@ class StopPage:
 
     def notes(self) -> list[RankNote]:
         """What each rank has written."""
-        words = self._words[_HEADER_WORDS:].tolist()
-        slots = (words[at : at + _SLOT_WORDS] for at in range(0, len(words), _SLOT_WORDS))
-        return [RankNote._make([*slot[:_LENGTH], _text_of(slot)]) for slot in slots]
+        notes = []
+        for at in range(_HEADER_WORDS, len(self._words), _SLOT_WORDS):
+            *numbers, length = self._words[at : at + _TEXT].tolist()
+            begin = 8 * (at + _TEXT)
+            text = self._memory[begin : begin + min(length, _TEXT_BYTES)]
+            notes.append(RankNote._make([*numbers, text.decode(errors="replace")]))
+        return notes
 
     def ended(self, local_rank: int, status: int) -> None:
         """Notes how a rank ended, where nobody who knows better has done so."""
@@ -144,12 +148,6 @@ class StopPage:
 def _note_end(words: memoryview, at: int, status: int) -> None:
     words[at + _CODE] = words[at + _CODE] or (status if status >= 0 else 128 - status)
     words[at + _FAILED] = words[at + _FAILED] or (time.time_ns() if status else 0)
-
-
-def _text_of(slot: list[int]) -> str:
-    return struct.pack(f"={_SLOT_WORDS}Q", *slot)[8 * _TEXT :][: slot[_LENGTH]].decode(
-        errors="replace"
-    )
 
 
 class RankSlot:
@@ -229,8 +227,8 @@ class RankSlot:
         """Says by which exception the rank ends."""
         shown = printable(text.encode(errors="replace").decode()).encode()[:_TEXT_BYTES]
         data = shown.decode(errors="ignore").encode()  # to the last whole character
-        words = struct.unpack(f"={_SLOT_WORDS - _TEXT}Q", data.ljust(_TEXT_BYTES, b"\0"))
-        self._write(_TEXT, *words)
+        begin = 8 * (self._at + _TEXT)
+        self._memory[begin : begin + len(data)] = data
         self._write(_FAILED, time.time_ns(), len(data))
 
     def _write(self, first: int, *values: int) -> None:
