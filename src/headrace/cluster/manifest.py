@@ -487,7 +487,7 @@ class RunRecord:
 
     def finish(self, report: LaunchReport, nodes: Sequence[NodeState]) -> None:
         """Writes all of it; LaunchError if it cannot be written."""
-        known = {str(n.index): n.hardware for n in nodes if n.hardware is not None}
+        known = {str(n.index): n.hello["hardware"] for n in nodes if "hardware" in n.hello}
         # Nodes that are alike are one entry: a thousand equal ones say nothing more.
         unlike = {i: h for i, h in known.items() if h != known.get("0")}
         first = known.get("0", self._document["hardware"]["0"])

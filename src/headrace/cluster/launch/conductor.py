@@ -296,7 +296,6 @@ class Conductor:
                 "ranks", commands=mine.commands, environments=mine.environments,
                 common=common | _helper_variables(node), page=page,
             )  # fmt: skip
-        self.nodes.send("facts")
         left_s = self.place.left_s()
         if left_s is not None:
             # A job too short for that is asked when half of its time is left.

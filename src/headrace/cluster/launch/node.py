@@ -181,11 +181,10 @@ class Supervisor:
         if claim.gpus:
             self._gpus = {variable: ",".join(claim.gpus)}
         connection.send(
-            "hello", token=spec.token, node=self._index, host=socket.gethostname(),
-            address=connection.own_address, interface=interface_of(connection.own_address), ports=ports,
-            version=headrace.__version__, python=sys.version.split()[0], clock_s=time.time(),
-            folder=str(self._folder.path), socket_fits=self._folder.socket_fits, gpus=claim.gpus,
-            left=self._left,
+            "hello", token=spec.token, node=self._index, address=connection.own_address, ports=ports,
+            interface=interface_of(connection.own_address), version=headrace.__version__,
+            clock_s=time.time(), folder=str(self._folder.path), left=self._left,
+            socket_fits=self._folder.socket_fits, hardware=hardware(),
         )  # fmt: skip
 
     def _beat(self) -> None:
@@ -199,7 +198,7 @@ class Supervisor:
 
     # -- what the first node says -----------------------------------------------------------------
 
-    def _do(self, message: Message) -> None:  # noqa: C901 - one case for each message
+    def _do(self, message: Message) -> None:
         match message["kind"]:
             case "helper":
                 with self._folder.log(message["name"]).open("ab") as log:
@@ -217,8 +216,6 @@ class Supervisor:
                 for pid, began in descendants(except_for=self._helpers).items():
                     if catches(pid, message["number"]):
                         send(pid, began, message["number"])
-            case "facts":
-                self._connection.send("facts", hardware=hardware())
             case "end_ranks":
                 self._end_ranks(message["grace_s"])
             case "end":

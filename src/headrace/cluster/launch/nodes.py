@@ -239,7 +239,6 @@ class NodeState:
         held: the furthest check of its ranks, once asked to hold.
         quiet: whether it has ended its ranks when it was told to.
         gone: its last message, when it has ended everything.
-        hardware: what it says it has.
     """
 
     name: str
@@ -254,7 +253,6 @@ class NodeState:
     held: int | None = None
     quiet: bool = False
     gone: Message | None = None
-    hardware: dict[str, Any] | None = None
 
     @property
     def facts(self) -> NodeFacts:
@@ -380,8 +378,6 @@ class LaunchNodes:
                 node.lost = message["why"]
             case "held":
                 node.held = message["furthest"]
-            case "facts":
-                node.hardware = message["hardware"]
             case "gone":
                 node.gone = message
         if notes := message.get("notes"):
