@@ -165,7 +165,9 @@ def test_settings_have_reasons_and_never_override_the_users():
 
 def test_in_a_step_the_jobs_name_is_told_beside_the_steps(monkeypatch):
     started = []
-    monkeypatch.setattr(NodeStarts, "_start", lambda _, *given: started.append(given))
+    monkeypatch.setattr(
+        nodes.subprocess, "Popen", lambda *given, env, **_: started.append((*given, env))
+    )
     monkeypatch.setattr(nodes.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setenv("SLURM_JOB_NAME", "train")
     spec = SimpleNamespace(nodes=("a", "b"), to_json=lambda: "{}")

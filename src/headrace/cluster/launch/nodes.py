@@ -400,8 +400,13 @@ class NodeStarts:
     """Starts all nodes' launchers."""
 
     def __init__(self, place: JobPlace, spec: NodeSpec) -> None:
-        environment = {**os.environ, SPEC_VARIABLE: spec.to_json()}
-        self._processes: list[subprocess.Popen[bytes]] = []
+        environment, count = {**os.environ, SPEC_VARIABLE: spec.to_json()}, str(len(spec.nodes))
+        # On Kubernetes the others ask by themselves. A node's name is for readers of `ps`.
+        here = spec.nodes[:1] if place.scheduler == "kubernetes" else spec.nodes
+        starts = [
+            ([*node_command(), name], {"HEADRACE_NODE_RANK": str(index), "HEADRACE_NODES": count})
+            for index, name in enumerate(here)
+        ]
         if place.scheduler == "slurm":
             if shutil.which("srun") is None:
                 raise LaunchError(
@@ -414,31 +419,22 @@ class NodeStarts:
                          "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU",
                          "SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_EXACT"):  # fmt: skip
                 environment.pop(name, None)
-            if str(len(spec.nodes)) != environment.get("SLURM_JOB_NUM_NODES"):
+            if count != environment.get("SLURM_JOB_NUM_NODES"):
                 environment.pop("SLURM_GPUS", None)  # of all nodes: a part of them has not so many
             # In the step SLURM_JOB_NAME is the step's own name; agents are to hear the job's.
             environment["HEADRACE_JOB_NAME"] = place.name
-            self._start(srun_command(place, spec.nodes), environment)
-            return
-        if place.scheduler == "ray":
+            starts = [(srun_command(place, spec.nodes), {})]
+        elif place.scheduler == "ray":
             from headrace.cluster.ray.job import step_command  # which stands on this module
 
-            self._start(step_command(), environment)
-            return
-        # On Kubernetes the others ask by themselves.
-        for index, name in enumerate(
-            spec.nodes[:1] if place.scheduler == "kubernetes" else spec.nodes
-        ):
-            own = {"HEADRACE_NODE_RANK": str(index), "HEADRACE_NODES": str(len(spec.nodes))}
-            self._start(
-                [*node_command(), name], environment | own
-            )  # its name is for readers of `ps`
-
-    def _start(self, command: list[str], environment: dict[str, str]) -> None:
-        # In a session of its own: Ctrl-C is for us, we tell the nodes what it means.
-        self._processes.append(subprocess.Popen(  # noqa: S603
-            command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
-        ))  # fmt: skip
+            starts = [(step_command(), {})]
+        # In sessions of their own: Ctrl-C is for us, we tell the nodes what it means.
+        self._processes = [
+            subprocess.Popen(  # noqa: S603
+                command, env=environment | own, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+            for command, own in starts
+        ]  # fmt: skip
 
     def ended(self) -> list[int]:
         """The exit statuses of those that have ended."""
