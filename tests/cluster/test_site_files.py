@@ -54,9 +54,9 @@ def facts():
 def test_facts_are_the_clusters_own(facts):
     gpu, cpu = facts.partitions
     # The node with eight GPUs is down.
-    assert (gpu.name, gpu.nodes, gpu.gpus_per_node, gpu.gpus_max) == ("gpu", 2, 4, 8)
-    assert (gpu.max_minutes, gpu.kinds) == (24 * 60, ((4, 64, 256000, 2),))
-    assert (cpu.name, cpu.gpus_per_node, cpu.max_minutes) == ("cpu", 0, None)
+    assert (gpu.own.name, gpu.nodes, gpu.gpus_per_node, gpu.gpus_max) == ("gpu", 2, 4, 8)
+    assert (gpu.own.max_minutes, gpu.kinds) == (24 * 60, ((4, 64, 256000, 2),))
+    assert (cpu.own.name, cpu.gpus_per_node, cpu.own.max_minutes) == ("cpu", 0, None)
     assert facts.default_partition is gpu
 
 

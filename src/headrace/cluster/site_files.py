@@ -22,16 +22,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import headrace
 from headrace.base.text import counted
 from headrace.cluster.notation import time_text
+from headrace.cluster.snapshot import is_away
 from headrace.errors import ClusterError, ClusterRequestError
 from headrace.runtime import SITE_SOCKET
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from headrace.cluster.snapshot import ClusterSnapshot
-
-
-_GONE = frozenset({"down", "drain", "drained", "fail", "future"})
+    from headrace.cluster.snapshot import ClusterSnapshot, Partition
 
 
 class NodeKind(NamedTuple):
@@ -44,14 +42,10 @@ class NodeKind(NamedTuple):
 
 
 class PartitionFacts(NamedTuple):
-    """One partition, as a form offers it: the nodes that are not down, and its limits; None: it has none."""
+    """One partition, as a form offers it, with its nodes that are not down."""
 
-    name: str
+    own: Partition
     kinds: tuple[NodeKind, ...]
-    max_minutes: int | None = None
-    max_nodes: int | None = None
-    max_memory_per_cpu_mib: int | None = None
-    is_default: bool = False
 
     @property
     def nodes(self) -> int:
@@ -67,7 +61,7 @@ class PartitionFacts(NamedTuple):
     def gpus_max(self) -> int:
         """That one job can have, as many on each of its nodes."""
         nodes = {k.gpus: sum(o.number for o in self.kinds if o.gpus >= k.gpus) for k in self.kinds}
-        return max(gpus * min(n, self.max_nodes or n) for gpus, n in nodes.items())
+        return max(gpus * min(n, self.own.max_nodes or n) for gpus, n in nodes.items())
 
 
 class SiteFacts(NamedTuple):
@@ -82,7 +76,7 @@ class SiteFacts(NamedTuple):
     @property
     def default_partition(self) -> PartitionFacts:
         """The default one, if it is there; else one with GPUs, if there is one."""
-        return min(self.partitions, key=lambda p: (not p.is_default, not p.gpus_per_node))
+        return min(self.partitions, key=lambda p: (not p.own.is_default, not p.gpus_per_node))
 
 
 def site_facts(
@@ -107,14 +101,11 @@ def site_facts(
     partitions = []
     for partition in snapshot.partitions:
         own = [nodes[name] for name in partition.nodes if name in nodes]
-        own = [node for node in own if not _GONE & set(node.states)] or own
+        own = [node for node in own if not is_away(node)] or own
         kinds = Counter((node.gpus, node.cpus, node.memory_mib) for node in own)
         if partition.state == "up" and kinds:
-            partitions.append(PartitionFacts(
-                partition.name, tuple(NodeKind(*kind, n) for kind, n in sorted(kinds.items())),
-                partition.max_minutes, partition.max_nodes, partition.max_memory_per_cpu_mib,
-                partition.is_default,
-            ))  # fmt: skip
+            counted_kinds = tuple(NodeKind(*kind, n) for kind, n in sorted(kinds.items()))
+            partitions.append(PartitionFacts(partition, counted_kinds))
     if not partitions:
         raise ClusterRequestError(f"{cluster} has no partition that is up.")
     return SiteFacts(cluster, tuple(partitions), prefix, headrace.__version__, site_file)
@@ -232,9 +223,9 @@ def ondemand_files(facts: SiteFacts) -> dict[str, str]:
     """Text of each file of the portal's apps, by its name below the folder of apps."""
     partitions, first = facts.partitions, facts.default_partition
     limits = {
-        p.name: {
-            "kinds": p.kinds, "minutes": p.max_minutes, "nodes": p.max_nodes,
-            "mib_per_cpu": p.max_memory_per_cpu_mib,
+        p.own.name: {
+            "kinds": p.kinds, "minutes": p.own.max_minutes, "nodes": p.own.max_nodes,
+            "mib_per_cpu": p.own.max_memory_per_cpu_mib,
         }
         for p in partitions
     }  # fmt: skip
@@ -243,10 +234,10 @@ def ondemand_files(facts: SiteFacts) -> dict[str, str]:
     if facts.site_file is not None:
         path += f"export HEADRACE_SITE={shlex.quote(str(facts.site_file))}\n"
     values = {
-        "path_lines": path, "cluster": json.dumps(facts.cluster), "partition": json.dumps(first.name),
+        "path_lines": path, "cluster": json.dumps(facts.cluster), "partition": json.dumps(first.own.name),
         "partitions": _ruby(json.dumps(limits, separators=(",", ":"))), "gpus": min(1, first.gpus_max),
-        "minutes": min(60, first.max_minutes or 60),
-        "minutes_max": max(p.max_minutes or _NO_LIMIT_MINUTES for p in partitions),
+        "minutes": min(60, first.own.max_minutes or 60),
+        "minutes_max": max(p.own.max_minutes or _NO_LIMIT_MINUTES for p in partitions),
     }  # fmt: skip
     files = {
         "README.md": _filled("ondemand/README.md", cluster=facts.cluster, bin=facts.prefix / "bin")
@@ -269,11 +260,11 @@ def ondemand_files(facts: SiteFacts) -> dict[str, str]:
 
 def _option(partition: PartitionFacts, gpus_max: int) -> tuple[str, str, dict[str, int]]:
     """A partition in a menu: its text, its name, and what the portal's questions take at most there."""
-    p, minutes = partition, partition.max_minutes
+    p, name, minutes = partition, partition.own.name, partition.own.max_minutes
     sizes = f"{counted(p.gpus_per_node, 'GPU')} a node" if p.gpus_per_node else "no GPUs"
     limit = f", up to {time_text(minutes)}" if minutes else ""
     most = {"data-max-gpus": gpus_max, "data-max-minutes": minutes or _NO_LIMIT_MINUTES}
-    return f"{p.name} ({counted(p.nodes, 'node')}, {sizes}{limit})", p.name, most
+    return f"{name} ({counted(p.nodes, 'node')}, {sizes}{limit})", name, most
 
 
 def _ruby(text: str) -> str:
