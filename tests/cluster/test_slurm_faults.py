@@ -173,8 +173,10 @@ def test_waiting_bears_an_outage_but_not_for_ever(fake, tmp_path):
     assert status.state == JobState.COMPLETED
     assert len((tmp_path / "asked").read_text().split()) == 4
     fake("scontrol", away)
+    impatient = SlurmExecutor()
+    impatient.outage_s = 0.3
     with pytest.raises(SchedulerUnavailable):
-        SlurmExecutor(outage_s=0.3).wait([number], 20)
+        impatient.wait([number], 20)
     with pytest.raises(ClusterTimeout, match="Slurm is away"):
         SlurmExecutor().wait([number], 0.3)
 

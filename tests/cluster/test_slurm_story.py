@@ -150,10 +150,10 @@ def test_a_job_that_slurmctld_forgot_is_known_from_the_list_of_jobs_completed(ex
     class Forgetful(Commands):
         """slurmctld as it is MinJobAge later."""
 
-        def query(self, *command, deadline_s=None):
+        def query(self, *command):
             if command[:2] == ("scontrol", "--details"):
                 raise ClusterError("slurm_load_jobs error: Invalid job id specified")
-            return super().query(*command, deadline_s=deadline_s)
+            return super().query(*command)
 
     (status,) = SlurmExecutor(Forgetful()).wait([job], 10)[job]
     assert (status.name, status.state, status.exit_code) == ("forgotten", JobState.FAILED, 5)
@@ -164,9 +164,9 @@ def test_many_jobs_are_asked_for_at_once(ex, tmp_path):
     asked: list[tuple[str, ...]] = []
 
     class Counted(Commands):
-        def query(self, *command, deadline_s=None):
+        def query(self, *command):
             asked.append(command)
-            return super().query(*command, deadline_s=deadline_s)
+            return super().query(*command)
 
     found = SlurmExecutor(Counted()).status([*jobs, "987654"])
     assert [[s.job_id for s in found[job]] for job in jobs] == [[job] for job in jobs]

@@ -352,7 +352,7 @@ def _node_of_slurm() -> tuple[str, str, tuple[int, int, int]]:
     if not is_set_up():
         return name, "", (0, 0, 0)
     try:
-        node = node_here(Commands(), host, "" if name == host else name)
+        node = node_here(Commands(deadline_s=10.0), host, "" if name == host else name)
     except ClusterError as e:
         return name, f"{e.message} {e.next_step or ''}".strip(), (0, 0, 0)
     if node is None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
 
 from headrace.errors import ClusterError, ClusterRequestError, ClusterTimeout
@@ -191,6 +192,9 @@ class Executor(ABC):
 
     outage_s: float = 0.0
     """How long `wait` and `logs` bear that a scheduler does not answer."""
+    seen: Mapping[str, JobStatus] = MappingProxyType({})
+    """What is remembered of jobs, by their ids."""
+
 
     gone: str
     """Why a job is not known, or not any more."""
@@ -255,13 +259,10 @@ class Executor(ABC):
         """What `submit` would hand over."""
         return submission.script
 
-    def last_seen(self, job_id: str) -> JobStatus:
-        """What is remembered of a job that is not known any more."""
-        return JobStatus(job_id, "", JobState.UNKNOWN)
-
     def lost(self, job_id: str) -> JobStatus:
         """The status of a job that is not known, or not any more."""
-        return replace(self.last_seen(job_id), state=JobState.UNKNOWN, reason=self.gone)
+        last = self.seen.get(job_id) or JobStatus(job_id, "", JobState.UNKNOWN)
+        return replace(last, state=JobState.UNKNOWN, reason=self.gone)
 
     def known(self, job_ids: Sequence[str]) -> Sequence[str]:
         """The jobs, all of which are known; ClusterError names the first that is not."""

@@ -62,35 +62,28 @@ class Commands:
     """How Slurm's programs are called."""
 
     deadline_s: float = 30.0
-    environment: Mapping[str, str] | None = None
 
-    def query(self, *command: str, deadline_s: float | None = None) -> str:
+    def query(self, *command: str) -> str:
         """Run a program that only asks; its output."""
-        own = os.environ if self.environment is None else self.environment
-        environment = {k: v for k, v in own.items() if not _NOT_OURS.match(k)} | _QUERY
-        output, _ = self.run(*command, environment=environment, deadline_s=deadline_s)
-        return output.decode(errors="replace")
+        environment = {k: v for k, v in os.environ.items() if not _NOT_OURS.match(k)} | _QUERY
+        return self.run(*command, environment=environment)[0].decode(errors="replace")
 
     def run(
         self,
         *command: str,
-        stdin: bytes | None = None,
+        stdin: bytes = b"",
         environment: Mapping[str, str] | None = None,
         directory: str | None = None,
-        deadline_s: float | None = None,
     ) -> tuple[bytes, str]:
         """Run a program; what it wrote to its output, and what it told the user.
 
         Raises:
             ClusterError: it is missing, refuses, or does not end in time; see the module.
         """
-        deadline_s = self.deadline_s if deadline_s is None else deadline_s
         try:
             ended = subprocess.run(  # noqa: S603 - no shell; options are joined to their values
-                command,
-                input=b"" if stdin is None else stdin,
-                env=self.environment if environment is None else environment,
-                cwd=directory, capture_output=True, check=False, timeout=deadline_s,
+                command, input=stdin, env=environment, cwd=directory, capture_output=True,
+                check=False, timeout=self.deadline_s,
             )  # fmt: skip
         except FileNotFoundError as e:
             if directory is not None and not os.path.isdir(directory):  # noqa: PTH112 - as given
@@ -105,7 +98,7 @@ class Commands:
             raise ClusterError(f"{command[0]} cannot be run: {e.strerror}.") from e
         except subprocess.TimeoutExpired as e:
             raise ClusterTimeout(
-                f"{' '.join(command[:4])} did not answer within {deadline_s:g} s: slurmctld is overloaded "
+                f"{' '.join(command[:4])} did not answer within {self.deadline_s:g} s: slurmctld is overloaded "
                 "or cannot be reached.",
                 next_step="Ask `scontrol ping`, and try again.",
             ) from e

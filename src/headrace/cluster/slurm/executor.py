@@ -46,20 +46,13 @@ _RECORD = DocumentKind(
 _SINGLY_MAX = 32
 """So many jobs are asked for one by one, 5 ms each; for more, all of the cluster's are read."""
 
-OUTAGE_S = 600.0
-"""So long is slurmctld waited for: a restart, or a failover to its backup."""
-
 
 class SlurmExecutor(Executor):
-    """Slurm.
-
-    Args:
-        commands: how Slurm's commands are called.
-        outage_s: how long `wait` and `logs` bear that slurmctld does not answer.
-    """
+    """Slurm."""
 
     name = "slurm"
     poll_s = (0.1, 5.0, 1.3)
+    outage_s = 600.0  # a restart of slurmctld, or a failover to its backup
     gone = "Slurm does not know it any more: it ended longer than MinJobAge ago, and there is no accounting"
     not_known = (
         "Slurm does not know job {}, or not any more.",
@@ -68,19 +61,14 @@ class SlurmExecutor(Executor):
     output_not_known = "Slurm does not say where the output of job {} goes."
     output_hint = "It was written by the job's first node: look there, or on a shared file system."
 
-    def __init__(self, commands: Commands | None = None, outage_s: float = OUTAGE_S) -> None:
+    def __init__(self, commands: Commands | None = None) -> None:
         self.commands = commands or Commands()
-        self.outage_s = outage_s
-        self._seen: dict[str, JobStatus] = {}
+        self.seen: dict[str, JobStatus] = {}
         # Slurm forgets at once the tasks of an array that are cancelled while they wait.
         self._cancelled: set[str] = set()
 
     def submit(self, submission: Submission) -> str:
         """Queue a job; the script reaches sbatch byte for byte."""
-        environment = None
-        if submission.environment:
-            own = os.environ if self.commands.environment is None else self.commands.environment
-            environment = {**own, **submission.environment}
         # With arguments the script is named, and "-" names its standard input... only from some version on: a
         # script that comes on standard input takes its arguments behind "/dev/stdin".
         arguments = ("/dev/stdin", *submission.arguments) if submission.arguments else ()
@@ -88,7 +76,8 @@ class SlurmExecutor(Executor):
         try:
             output, message = self.commands.run(
                 "sbatch", "--parsable", *submission.options, *arguments,
-                stdin=submission.script, environment=environment, directory=directory,
+                stdin=submission.script, environment={**os.environ, **submission.environment},
+                directory=directory,
             )  # fmt: skip
         except ClusterTimeout as e:
             raise ClusterTimeout(
@@ -109,7 +98,7 @@ class SlurmExecutor(Executor):
         asked = {job_id: split_id(job_id) for job_id in job_ids}
         numbers = {number for number, _ in asked.values()}
         known = self._known(numbers)
-        self._seen |= {status.job_id: status for each in known.values() for status in each}
+        self.seen |= {status.job_id: status for each in known.values() for status in each}
         lost = sorted(number for number in known if self._misses_some(number, known[number]))
         for number, statuses in (self._remembered(lost) if lost else {}).items():
             have = {status.job_id for status in known[number]}
@@ -196,7 +185,7 @@ class SlurmExecutor(Executor):
         have = {status.job_id for status in known}
         return not known or any(
             job_id.partition("_")[0] == number and job_id not in have and "[" not in job_id
-            for job_id in self._seen
+            for job_id in self.seen
         )
 
     def _remembered(self, numbers: list[str]) -> dict[str, list[JobStatus]]:
@@ -211,7 +200,7 @@ class SlurmExecutor(Executor):
             raise
         except ClusterError:  # there are none, or this user may not read them
             pass
-        for job_id, seen in self._seen.items():
+        for job_id, seen in self.seen.items():
             kept = remembered.get(job_id.partition("_")[0])
             if kept is None or "[" in job_id:
                 continue
@@ -222,10 +211,6 @@ class SlurmExecutor(Executor):
             elif job_id in self._cancelled:
                 kept[job_id] = dataclasses.replace(seen, state=JobState.CANCELLED, reason="")
         return {number: list(statuses.values()) for number, statuses in remembered.items()}
-
-    def last_seen(self, job_id: str) -> JobStatus:
-        """As this executor saw it."""
-        return self._seen.get(job_id) or super().last_seen(job_id)
 
     # -- what slurmctld knows ----------------------------------------------------------------------
 

@@ -394,8 +394,8 @@ class ScontrolOutput(NamedTuple):
         return ClusterSnapshot(cluster, version, self.taken_s, nodes, partitions, jobs)
 
 
-def record(commands: Commands | None = None, *, jobs: bool = True) -> ScontrolOutput:
-    """Ask all commands at once."""
+def read_snapshot(commands: Commands | None = None, *, jobs: bool = True) -> ClusterSnapshot:
+    """The cluster as it is now; all commands are asked at once."""
     query = (commands or Commands()).query
     taken_s = time.time()
     show = [("show", "partitions"), ("show", "config"), ("--details", "show", "nodes")]
@@ -403,7 +403,7 @@ def record(commands: Commands | None = None, *, jobs: bool = True) -> ScontrolOu
     with ThreadPoolExecutor() as pool:
         texts = {words[-1]: pool.submit(query, "scontrol", *words) for words in show}
     text = {what: future.result() for what, future in texts.items()}
-    return ScontrolOutput(**{"jobs": "", **text}, taken_s=taken_s)
+    return ScontrolOutput(**{"jobs": "", **text}, taken_s=taken_s).read()
 
 
 def node_here(commands: Commands, host: str, name: str = "") -> Node | None:
@@ -413,7 +413,7 @@ def node_here(commands: Commands, host: str, name: str = "") -> Node | None:
         ClusterError: it is several, or slurmctld does not answer.
     """
     show = ("scontrol", "show", "aliases", host)
-    names = [name] if name else commands.query(*show, deadline_s=10.0).split()
+    names = [name] if name else commands.query(*show).split()
     if len(names) > 1:
         raise ClusterError(
             f"Slurm calls {host} {compress_hosts(names)}, {len(names)} nodes.",
@@ -421,10 +421,5 @@ def node_here(commands: Commands, host: str, name: str = "") -> Node | None:
         )
     if not names:
         return None
-    shown = commands.query("scontrol", "--details", "show", "node", *names, deadline_s=10.0)
+    shown = commands.query("scontrol", "--details", "show", "node", *names)
     return next(iter(read_nodes(shown)), None)
-
-
-def read_snapshot(commands: Commands | None = None, *, jobs: bool = True) -> ClusterSnapshot:
-    """The cluster as it is now; errors as `record` and `ScontrolOutput.read` raise them."""
-    return record(commands, jobs=jobs).read()
