@@ -56,12 +56,11 @@ class JobState(StrEnum):
         return self in _OVER
 
 
-_OVER = frozenset(JobState) - {
-    JobState.PENDING, JobState.CONFIGURING, JobState.RUNNING, JobState.COMPLETING, JobState.SUSPENDED,
-    JobState.REQUEUED, JobState.UNKNOWN,
-}  # fmt: skip
-
-
+WAITING = frozenset({JobState.PENDING, JobState.REQUEUED})
+ON_NODES = frozenset(
+    {JobState.CONFIGURING, JobState.RUNNING, JobState.COMPLETING, JobState.SUSPENDED}
+)
+_OVER = frozenset(JobState) - WAITING - ON_NODES - {JobState.UNKNOWN}
 _ENDED_BY_ORDER = {JobState.CANCELLED, JobState.TIMEOUT, JobState.PREEMPTED}
 
 
@@ -151,7 +150,7 @@ class JobStatus:
         """Why it waits, or how it ended, in words; "" where its state says all."""
         from headrace.cluster.snapshot import reason_text  # which stands on this module
 
-        if self.state in {JobState.PENDING, JobState.REQUEUED}:
+        if self.state in WAITING:
             return reason_text(self.reason)
         if not self.state.is_over:
             return self.reason
@@ -192,9 +191,9 @@ class Executor(ABC):
 
     outage_s: float = 0.0
     """How long `wait` and `logs` bear that a scheduler does not answer."""
+
     seen: Mapping[str, JobStatus] = MappingProxyType({})
     """What is remembered of jobs, by their ids."""
-
 
     gone: str
     """Why a job is not known, or not any more."""

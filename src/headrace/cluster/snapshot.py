@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace.base.documents import seal, unseal
 from headrace.base.files import replace_file
-from headrace.cluster.executor import JobState
+from headrace.cluster.executor import ON_NODES, WAITING, JobState
 from headrace.cluster.notation import expand_indices
 from headrace.errors import ClusterError
 
@@ -219,11 +219,6 @@ def is_away(node: Node) -> bool:
     return any(state.rstrip("*~#!%$@^-+") in _AWAY for state in node.states)
 
 
-_ON_NODES: Final = frozenset(
-    {JobState.RUNNING, JobState.COMPLETING, JobState.CONFIGURING, JobState.SUSPENDED}
-)
-_WAITING: Final = frozenset({JobState.PENDING, JobState.REQUEUED})
-
 _REASONS: Final = {
     "Resources": "first in line: waits until enough is free",
     "Priority": "others are ahead",
@@ -286,7 +281,7 @@ class QueueJobRow(NamedTuple):
     @property
     def waits(self) -> bool:
         """Whether it waits; else it has nodes."""
-        return self.job.state in _WAITING
+        return self.job.state in WAITING
 
     @property
     def why(self) -> str:
@@ -410,9 +405,9 @@ def queue_board(
     running: list[ClusterJob] = []
     waiting: list[ClusterJob] = []
     for job in snapshot.jobs:
-        if job.state in _WAITING:
+        if job.state in WAITING:
             waiting.append(job)
-        elif job.state in _ON_NODES:
+        elif job.state in ON_NODES:
             running.append(job)
             for name in _places(job):
                 on_node[name].append(job)
