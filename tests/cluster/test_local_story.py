@@ -189,7 +189,6 @@ def test_a_job_knows_what_it_was_given(ex, tmp_path):
     assert b"".join(ex.logs(job)).decode().splitlines() == [
         "HEADRACE_JOB_CPUS_PER_NODE=6",
         "HEADRACE_JOB_CPUS_PER_TASK=3",
-        f"HEADRACE_JOB_DIRECTORY={tmp_path}",
         "HEADRACE_JOB_GPUS_PER_NODE=2",
         f"HEADRACE_JOB_ID={job}",
         "HEADRACE_JOB_NAME=sbatch",
@@ -275,13 +274,13 @@ def test_each_machine_has_its_own_jobs(tmp_path):
     assert state == tmp_path / "headrace/jobs" / socket.gethostname()
     assert JobsFolder.of_user({}).path.is_relative_to(Path.home())
 
+
 def test_no_two_folders_of_a_user_have_jobs_of_one_number(ex, tmp_path):
     other = LocalExecutor(tmp_path / "other")
     jobs = [submit(each, tmp_path, "true") for each in (ex, other, ex)]
     assert jobs == sorted(set(jobs), key=int)
     for each, job in zip((ex, other, ex), jobs, strict=True):
         end(each, job)
-
 
 
 def test_old_jobs_are_forgotten(ex, tmp_path):

@@ -21,6 +21,7 @@ import yaml
 from headrace.cluster.kubernetes.pod import RESTARTS, message_of
 from headrace.cluster.launch.place import REQUEUE_EXIT
 from headrace.cluster.local.jobs import LocalRequest, read_request
+from headrace.cluster.local.keeper import job_variables
 from headrace.cluster.notation import compress_hosts
 from headrace.cluster.site import own_site
 from headrace.errors import ClusterRequestError
@@ -214,18 +215,16 @@ def _pod(  # noqa: PLR0917 - what is asked, and for what it is made
             next_step="Name an image that has headrace and your training's packages: --container IMAGE.",
         )
     first = nodes[0] if form != "Job" else f"{nodes[0]}.{name}"
+    of_job = job_variables(
+        name, request.name or "job", compress_hosts(nodes), gpus_per_node=request.gpus_per_node,
+        tasks_per_node=request.tasks_per_node, cpus_per_task=request.cpus_per_task,
+        requeue=request.requeue,
+    )  # fmt: skip
     variables = {
-        **submission.environment, "HEADRACE_JOB_SCHEDULER": "kubernetes", "HEADRACE_JOB_ID": name,
-        "HEADRACE_JOB_NAME": request.name or "job", "HEADRACE_JOB_NODES": compress_hosts(nodes),
-        "HEADRACE_JOB_FIRST": first, "HEADRACE_JOB_FILES": FILES,
-        "HEADRACE_JOB_GPUS_PER_NODE": request.gpus_per_node,
-        "HEADRACE_JOB_TASKS_PER_NODE": request.tasks_per_node,
-        "HEADRACE_JOB_CPUS_PER_NODE": request.tasks_per_node * request.cpus_per_task,
-        "HEADRACE_JOB_REQUEUE": int(request.requeue), "TMPDIR": _LOCAL,
+        **submission.environment, **of_job, "HEADRACE_JOB_SCHEDULER": "kubernetes",
+        "HEADRACE_JOB_FIRST": first, "HEADRACE_JOB_FILES": FILES, "TMPDIR": _LOCAL,
     }  # fmt: skip
-    env: list[dict[str, Any]] = [
-        {"name": key, "value": str(value)} for key, value in variables.items()
-    ]
+    env: list[dict[str, Any]] = [{"name": key, "value": value} for key, value in variables.items()]
     for key, count in RESTARTS.items() if form == "Job" and request.requeue else ():
         field = {"fieldPath": f"metadata.annotations['{count}']"}
         env.append({"name": key, "valueFrom": {"fieldRef": field}})

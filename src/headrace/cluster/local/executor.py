@@ -233,5 +233,5 @@ def foreground_environment(layout: JobLayout, name: str) -> dict[str, str]:
         f"local-{os.getpid()}", name, ",".join(node_names(layout.nodes)),
         gpus_per_node=layout.gpus_per_node or -(-layout.gpus // layout.nodes),
         tasks_per_node=layout.tasks_per_node or -(-layout.tasks // layout.nodes),
-        cpus_per_task=layout.cpus_per_task or 1, directory=str(Path.cwd()),
+        cpus_per_task=layout.cpus_per_task or 1,
     )  # fmt: skip

@@ -301,8 +301,7 @@ def _environment(job: LocalJob, task: int | None) -> dict[str, str]:
     given |= {KEY_VARIABLE: job.task_key(task)} | job_variables(
         job.task_id(task), job.name, compress_hosts(node_names(request.nodes)),
         gpus_per_node=request.gpus_per_node, tasks_per_node=request.tasks_per_node,
-        cpus_per_task=request.cpus_per_task, directory=str(job.submission.directory),
-        restarts=state.restarts, requeue=request.requeue,
+        cpus_per_task=request.cpus_per_task, restarts=state.restarts, requeue=request.requeue,
     )  # fmt: skip
     if request.time_s is not None:
         given["HEADRACE_JOB_END_S"] = f"{time.time() + request.time_s:.3f}"
@@ -316,8 +315,7 @@ def _environment(job: LocalJob, task: int | None) -> dict[str, str]:
             "TASK_MIN": min(numbers), "TASK_MAX": max(numbers),
         }  # fmt: skip
         # Scripts are written for Slurm's; nothing takes them alone for a sign of it.
-        for name, value in array.items():
-            given[f"HEADRACE_JOB_ARRAY_{name}"] = given[f"SLURM_ARRAY_{name}"] = str(value)
+        given |= {f"SLURM_ARRAY_{name}": str(value) for name, value in array.items()}
     return given | dict(job.variables)
 
 
@@ -391,7 +389,7 @@ NO_GPUS = {} if Path("/dev/kfd").exists() else {"HEADRACE_JOB_GPUS": ""}
 
 def job_variables(
     job_id: str, name: str, nodes: str, *, gpus_per_node: int, tasks_per_node: int, cpus_per_task: int,
-    directory: str, restarts: int = 0, requeue: bool = False,
+    restarts: int = 0, requeue: bool = False,
 ) -> dict[str, str]:  # fmt: skip
     """By which a process is told of its job on this machine."""
     values = {
@@ -400,6 +398,5 @@ def job_variables(
         "HEADRACE_JOB_TASKS_PER_NODE": tasks_per_node, "HEADRACE_JOB_CPUS_PER_TASK": cpus_per_task,
         "HEADRACE_JOB_CPUS_PER_NODE": cpus_per_task * tasks_per_node,
         "HEADRACE_JOB_RESTARTS": restarts, "HEADRACE_JOB_REQUEUE": int(requeue),
-        "HEADRACE_JOB_DIRECTORY": directory,
     }  # fmt: skip
     return {name: str(value) for name, value in values.items()}

@@ -435,6 +435,5 @@ class _Driver:
         }  # fmt: skip
         if numbers := request.tasks:
             counts = {"COUNT": len(numbers), "MIN": min(numbers), "MAX": max(numbers)}
-            for owner in ("HEADRACE_JOB", "SLURM"):
-                values |= {f"{owner}_ARRAY_TASK_{name}": n for name, n in counts.items()}
+            values |= {f"SLURM_ARRAY_TASK_{name}": n for name, n in counts.items()}
         return {name: str(value) for name, value in values.items()}
