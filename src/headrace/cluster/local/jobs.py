@@ -337,11 +337,6 @@ class LocalJob(SubmittedJob):
     variables: Mapping[str, str] = field(default_factory=dict)
     tasks: dict[int | None, TaskState] = field(default_factory=dict)
 
-    @property
-    def script(self) -> Path:
-        """The file."""
-        return self.folder / "script"
-
     def task_id(self, task: int | None) -> str:
         """As users know it."""
         return str(self.number) if task is None else f"{self.number}_{task}"
@@ -353,8 +348,9 @@ class LocalJob(SubmittedJob):
     def create(self) -> None:
         """Write what never changes."""
         self.folder.mkdir(mode=0o700)
-        self.script.write_bytes(self.submission.script)
-        self.script.chmod(0o700)
+        script = self.folder / "script"
+        script.write_bytes(self.submission.script)
+        script.chmod(0o700)
         own = {name: getattr(self, name) for name in _OWN}
         _replace(self.folder / "job.json", _KIND.encode({**self.submission.document(), **own}))
 

@@ -245,7 +245,7 @@ def _keep(folder: JobsFolder, job: LocalJob, task: int | None) -> None:
     try:
         script = _start_script(job, task, where, output)
     except OSError as e:
-        reason = f"{e.filename or job.script}: {e.strerror}"
+        reason = f"{e.filename or job.folder / 'script'}: {e.strerror}"
         now_s = time.time()
         update(state=JobState.FAILED, reason=reason, exit_code=127, signal=None, ended_s=now_s)
         return
@@ -286,7 +286,7 @@ def _start_script(
         err = keep(where(request.error), flags) if request.error else out
         # The script, not the keeper, may be signalled, and dies with the keeper.
         process = subprocess.Popen(  # noqa: S603 - the user's script
-            [str(job.script), *job.submission.arguments], stdin=given, stdout=out, stderr=err,
+            [job.folder / "script", *job.submission.arguments], stdin=given, stdout=out, stderr=err,
             cwd=job.submission.directory, env=_environment(job, task),
             start_new_session=True, preexec_fn=_in_the_child,  # noqa: PLW1509 - one thread
         )  # fmt: skip
