@@ -197,9 +197,9 @@ def run_script() -> int:
         here.submit(replace(asked, options=options, environment={}), int(number))
         while True:
             (status,) = here.status([job.job_id])[job.job_id]
-            facts = {**asdict(status), "output": status.output and str(status.output)}
+            facts = asdict(status)
             if facts != before:
-                _print(json.dumps(facts))
+                _print(json.dumps(facts, default=str))  # paths
             if status.state.is_over:
                 return 0
             before = facts
