@@ -1,4 +1,11 @@
-// How the pages that a search finds are ranked: what people do comes before how it is made.
+// What is searched for, and how the pages that it finds are ranked: what people do comes before how it is made.
+
+// The words of a question are on no page that answers it.
+var splitQuery = (query) =>
+  query
+    .split(/[^\p{Letter}\p{Number}_\p{Emoji_Presentation}]+/gu)
+    .filter((word) => word && !/^(how|what|which|where|when|why|do|does|did|can|i|my|we|our)$/i.test(word));
+
 //
 // Sphinx's figures, but for `score`. Pages that say what they are found by (`found by:`) have a hundred.
 var Scorer = {

@@ -328,7 +328,7 @@ _NOT_THE_STORAGE: Final = (
 )
 _NOT_COLD: Final = (
     f"{_SAYS_NOTHING}read more data than this host's memory holds, or put them out of it and read them once "
-    "(headrace bench run --cold)"
+    "(headrace bench run --cold ++workload.train.epochs=1)"
 )
 _NO_STEP: Final = (
     "no step counted (as in DLIO the first of an epoch does not), so AU and throughput say nothing: give each "
