@@ -13,9 +13,7 @@ inline constexpr uint64_t kEpochMax = 0xFFFFFFFF;
 // The key of an epoch's permutation: `derive_key(seed, Purpose.SHUFFLED, epoch)` of order/hash.py.
 constexpr uint64_t epoch_key(uint64_t seed, uint64_t epoch) {
   constexpr uint64_t kPurposeShuffled = 1;
-  uint64_t key = mix64(seed + kGolden);
-  for (const uint64_t part : {kPurposeShuffled, epoch}) key = mix64((key ^ part) + kGolden);
-  return key;
+  return derive_key(seed, {kPurposeShuffled, epoch});
 }
 
 // The indices at positions `start` to `stop` - 1, which start over past the end.

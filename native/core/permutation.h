@@ -16,6 +16,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <span>
 #include <vector>
 
@@ -31,6 +32,13 @@ constexpr uint64_t mix64(uint64_t x) {
 
 // 2^64 divided by the golden ratio: the odd step that spreads counters before mixing.
 inline constexpr uint64_t kGolden = 0x9e3779b97f4a7c15u;
+
+// `derive_key` of headrace/order/hash.py: of a seed, a purpose, and what else tells keys apart.
+constexpr uint64_t derive_key(uint64_t seed, std::initializer_list<uint64_t> parts) {
+  uint64_t key = mix64(seed + kGolden);
+  for (const uint64_t part : parts) key = mix64((key ^ part) + kGolden);
+  return key;
+}
 
 class Permutation {
  public:

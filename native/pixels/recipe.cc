@@ -11,17 +11,13 @@
 namespace headrace::pixels {
 namespace {
 
-constexpr uint64_t kPictures = 9;
+constexpr uint64_t kPictures = 9;  // Purpose.PICTURES of headrace/order/hash.py
 
 // A stream of random numbers: SplitMix64 from a key (Steele, Lea and Flood 2014).
 class Random {
  public:
-  // The key is `derive_key(seed, Purpose.PICTURES, epoch, index)` of headrace/order/hash.py.
-  explicit Random(const Draw& draw) : state_(mix64(draw.seed + kGolden)) {
-    for (const uint64_t part : {kPictures, draw.epoch, draw.index}) {
-      state_ = mix64((state_ ^ part) + kGolden);
-    }
-  }
+  explicit Random(const Draw& draw)
+      : state_(derive_key(draw.seed, {kPictures, draw.epoch, draw.index})) {}
 
   // In [0, 1), 53 bits.
   double uniform() {
