@@ -670,7 +670,7 @@ const uint8_t* BaselineJpeg::chroma_row(const Component& component, const Grid& 
 }
 
 bool BaselineJpeg::decode(const jpeg_decompress_struct& info, const Region& region, int shift,
-                          Scratch& memory, Picture* picture) {
+                          Picture* picture) {
   if (!has_avx2() || !choose(info, shift)) return false;
   const Component& luma = components_[0];
   const int mcu_width = luma.columns * luma.side, mcu_height = luma.rows * luma.side;
@@ -702,14 +702,8 @@ bool BaselineJpeg::decode(const jpeg_decompress_struct& info, const Region& regi
   uint8_t* planes = planes_.get(bytes + kSlack);
   for (size_t i = 0; i < count_; ++i) components_[i].plane = planes + places[i];
   if (!entropy(grid, interval)) return false;
-  picture->shift = shift;
-  picture->whole_width = ceil_div(info.image_width, 1 << shift);
-  picture->whole_height = ceil_div(info.image_height, 1 << shift);
-  picture->left = grid.left * mcu_width;
-  picture->width = std::min(grid.right * mcu_width, picture->whole_width) - picture->left;
-  picture->top = region.top;
-  picture->height = region.bottom - region.top;
-  picture->allocate(memory);
+  const int right = std::min(grid.right * mcu_width, ceil_div(info.image_width, 1 << shift));
+  picture->allocate({grid.left * mcu_width, region.top, right, region.bottom});
   convert(grid, picture);
   return true;
 }
@@ -737,7 +731,7 @@ void BaselineJpeg::convert(const Grid& grid, Picture* picture) {
 
 namespace headrace::pixels {
 
-bool BaselineJpeg::decode(const jpeg_decompress_struct&, const Region&, int, Scratch&, Picture*) {
+bool BaselineJpeg::decode(const jpeg_decompress_struct&, const Region&, int, Picture*) {
   return false;
 }
 

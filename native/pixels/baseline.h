@@ -42,7 +42,7 @@ class BaselineJpeg {
  public:
   // Fills at least the region of a picture whose header libjpeg has read. False: this is not such a
   // file, or not a whole one, and `picture` is as good as before.
-  bool decode(const jpeg_decompress_struct& info, const Region& region, int shift, Scratch& memory,
+  bool decode(const jpeg_decompress_struct& info, const Region& region, int shift,
               Picture* picture);
 
  private:

@@ -105,23 +105,22 @@ class PpmDecoder final : public Decoder {
     if (!blank() || numbers[2] != 255) return "its pixels are not of 8 bits";
     rgb_ = bytes.subspan(at + 1);
     header->width = width_ = numbers[0];
-    header->height = height_ = numbers[1];
-    if (rgb_.size() / 3 / static_cast<size_t>(width_) < static_cast<size_t>(height_)) {
+    header->height = numbers[1];
+    if (rgb_.size() / 3 / static_cast<size_t>(width_) < static_cast<size_t>(numbers[1])) {
       return "it is truncated";
     }
     return {};
   }
 
   Reason decode(const Region& region, int /*shift*/, Picture* picture) override {
-    picture->allocate(region, width_, height_, memory_);
+    picture->allocate(region);
     take(rgb_.data(), width_, picture);
     return {};
   }
 
  private:
   std::span<const uint8_t> rgb_;
-  int width_ = 0, height_ = 0;
-  Scratch memory_;
+  int width_ = 0;
 };
 
 // REQUIRES a format that `format_of` gives.
@@ -220,7 +219,6 @@ Reason Worker::mask(const Recipe& recipe, std::span<const uint8_t> bytes, uint8_
   std::fill_n(out, count, fill);
   Header header;
   Decoder* decoder = nullptr;
-  Picture picture;
   try {
     if (Reason reason = opened(bytes, false, &header, &decoder); !reason.empty()) return reason;
     if (header.width != width_ || header.height != height_) {
@@ -232,12 +230,12 @@ Reason Worker::mask(const Recipe& recipe, std::span<const uint8_t> bytes, uint8_
                            ys = nearest(plan_.y, plan_.flip_vertical);
     const auto [left, right] = std::ranges::minmax(xs);
     const auto [top, bottom] = std::ranges::minmax(ys);
-    const Reason reason = decoder->decode({left, top, right + 1, bottom + 1}, 0, &picture);
+    const Reason reason = decoder->decode({left, top, right + 1, bottom + 1}, 0, &picture_);
     if (!reason.empty()) return reason;
     uint8_t* to = out;
     for (const int y : ys) {
-      const uint8_t* row = picture.row(y);
-      for (const int x : xs) *to++ = row[kPixelBytes * static_cast<size_t>(x - picture.left)];
+      const uint8_t* row = picture_.row(y);
+      for (const int x : xs) *to++ = row[kPixelBytes * static_cast<size_t>(x - picture_.left)];
     }
     for (const auto& [op, values] : plan_.steps) {
       const Op kind = static_cast<Op>(static_cast<int>(op));
@@ -288,24 +286,21 @@ Reason Worker::decoded(std::span<const Output> outputs, const Header& header, De
     plans_.push_back(in_file(plan_, header.orientation, width, height));
     shift = recipe->scaled ? std::min(shift, plans_.back().shift()) : 0;
   }
-  const auto shrunk = [&](const Axis& axis, int side) {
-    return shift == 0 ? axis : axis.shrunk(shift, (side + (1 << shift) - 1) >> shift);
-  };
   Region region{INT_MAX, INT_MAX, 0, 0};  // with all that outputs need
   for (size_t i = 0; i < outputs.size(); ++i) {
     const Filter filter = outputs[i].recipe->filter;
-    const auto columns = shrunk(plans_[i].x, header.width).inputs(filter);
-    const auto rows = shrunk(plans_[i].y, header.height).inputs(filter);
+    const auto columns = plans_[i].x.shrunk(shift).inputs(filter);
+    const auto rows = plans_[i].y.shrunk(shift).inputs(filter);
     region = {std::min(region.left, columns[0]), std::min(region.top, rows[0]),
               std::max(region.right, columns[1]), std::max(region.bottom, rows[1])};
   }
-  Picture picture;
-  if (Reason reason = decoder.decode(region, shift, &picture); !reason.empty()) return reason;
+  picture_.shift = shift;
+  if (Reason reason = decoder.decode(region, shift, &picture_); !reason.empty()) return reason;
   if (background >= 0 && header.alpha == Alpha::kPixels) {
-    lay_over(static_cast<uint32_t>(background), &picture);
+    lay_over(static_cast<uint32_t>(background), &picture_);
   }
   for (size_t i = 0; i < outputs.size(); ++i) {
-    resizer_.run(*outputs[i].recipe, plans_[i], header.orientation, picture, outputs[i].out);
+    resizer_.run(*outputs[i].recipe, plans_[i], header.orientation, picture_, outputs[i].out);
   }
   return {};
 }
@@ -324,10 +319,10 @@ void Worker::resize(const Recipe& recipe, const Draw& what, const uint8_t* rgb, 
   const Plan plan = plan_ = draw(recipe, width, height, what);
   width_ = width, height_ = height;
   const auto columns = plan.x.inputs(recipe.filter), rows = plan.y.inputs(recipe.filter);
-  Picture picture;
-  picture.allocate({columns[0], rows[0], columns[1], rows[1]}, width, height, memory_);
-  take(rgb, width, &picture);
-  resizer_.run(recipe, plan, 1, picture, out);
+  picture_.shift = 0;
+  picture_.allocate({columns[0], rows[0], columns[1], rows[1]});
+  take(rgb, width, &picture_);
+  resizer_.run(recipe, plan, 1, picture_, out);
 }
 
 }  // namespace headrace::pixels

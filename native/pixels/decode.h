@@ -92,8 +92,8 @@ class Worker {
   Plan plan_;
   std::vector<Plan> plans_;
   int width_ = 0, height_ = 0;
+  Picture picture_;  // its memory is kept
   Resizer resizer_;
-  Scratch memory_;
   std::vector<uint8_t> moved_;
 };
 

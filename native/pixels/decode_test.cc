@@ -29,12 +29,9 @@ std::vector<uint8_t> noise(size_t bytes, unsigned seed) {
 
 // A picture with two rows and columns of other values around it, which nothing may look at.
 struct Inside {
-  Scratch scratch;
   Picture picture;
   Inside(int width, int height, unsigned seed) {
-    picture.width = picture.whole_width = width;
-    picture.height = picture.whole_height = height;
-    picture.allocate(scratch);
+    picture.allocate({0, 0, width, height});
     const auto bytes = noise(picture.stride * static_cast<size_t>(height + 1), seed);
     std::memcpy(picture.data, bytes.data(), bytes.size());
   }

@@ -6,6 +6,7 @@
 // upsampling, as Pillow has them.
 #if HEADRACE_HAVE_JPEG
 
+#include <algorithm>
 #include <cstring>
 
 #include "pixels/baseline.h"
@@ -73,7 +74,7 @@ class JpegDecoder final : public Decoder {
   }
 
   Reason decode(const Region& region, int shift, Picture* picture) override {
-    if (baseline_.decode(info_, region, shift, memory_, picture)) return {};
+    if (baseline_.decode(info_, region, shift, picture)) return {};
     if (setjmp(errors_.escape) != 0) {
       jpeg_abort_decompress(&info_);
       return reason();
@@ -85,7 +86,7 @@ class JpegDecoder final : public Decoder {
     info_.dct_method = JDCT_ISLOW;
     info_.do_fancy_upsampling = TRUE;
     jpeg_start_decompress(&info_);
-    read(region, shift, picture);
+    read(region, picture);
     if (info_.output_scanline < info_.output_height && !ends()) {
       std::snprintf(errors_.message, sizeof errors_.message,
                     "the file is cut off: it has no end marker");
@@ -109,25 +110,17 @@ class JpegDecoder final : public Decoder {
   }
 
   // Not a scope with destructors: libjpeg jumps out of it.
-  void read(const Region& region, int shift, Picture* picture) {
+  void read(const Region& region, Picture* picture) {
     const int margin = info_.max_h_samp_factor * info_.min_DCT_scaled_size;
-    picture->shift = shift;
-    picture->whole_width = static_cast<int>(info_.output_width);
-    picture->whole_height = static_cast<int>(info_.output_height);
-    picture->top = region.top;
-    picture->height = region.bottom - region.top;
-    const int left = region.left > margin ? region.left - margin : 0;
-    const int right =
-        picture->whole_width - region.right > margin ? region.right + margin : picture->whole_width;
-    JDIMENSION offset = static_cast<JDIMENSION>(left),
-               width = static_cast<JDIMENSION>(right - left);
-    if (width < info_.output_width) jpeg_crop_scanline(&info_, &offset, &width);
-    picture->left = static_cast<int>(offset);
-    picture->width = static_cast<int>(width);
-    picture->allocate(memory_);
-    if (picture->top > 0) jpeg_skip_scanlines(&info_, static_cast<JDIMENSION>(picture->top));
-    for (int y = 0; y < picture->height; ++y) {
-      JSAMPROW row = picture->row(picture->top + y);
+    auto left = static_cast<JDIMENSION>(std::max(0, region.left - margin));
+    const auto right = static_cast<JDIMENSION>(region.right + margin);
+    JDIMENSION width = std::min(right, info_.output_width) - left;
+    if (width < info_.output_width) jpeg_crop_scanline(&info_, &left, &width);
+    const auto first = static_cast<int>(left);
+    picture->allocate({first, region.top, first + static_cast<int>(width), region.bottom});
+    if (region.top > 0) jpeg_skip_scanlines(&info_, static_cast<JDIMENSION>(region.top));
+    for (int y = region.top; y < region.bottom; ++y) {
+      JSAMPROW row = picture->row(y);
       jpeg_read_scanlines(&info_, &row, 1);
       if (inks_) inks_to_rgb(row, picture->width);
     }
@@ -147,7 +140,6 @@ class JpegDecoder final : public Decoder {
   jpeg_decompress_struct info_{};
   JpegErrors errors_{};
   BaselineJpeg baseline_;
-  Scratch memory_;
   std::span<const uint8_t> bytes_;
   bool inks_ = false;
 };

@@ -47,10 +47,12 @@ uint8_t* Scratch::get(size_t bytes) {
   return memory_.get();
 }
 
-void Picture::allocate(Scratch& scratch) {
+void Picture::allocate(const Region& part) {
+  left = part.left, top = part.top;
+  width = part.right - part.left, height = part.bottom - part.top;
   stride = (static_cast<size_t>(width) * kPixelBytes + kSlack + 63) / 64 * 64;
   // One more row: vectors read pairs of them.
-  data = scratch.get(stride * (static_cast<size_t>(height) + 1));
+  data = memory_.get(stride * (static_cast<size_t>(height) + 1));
 }
 
 void to_pixels(const uint8_t* rgb, size_t count, uint8_t* out) {
@@ -62,13 +64,6 @@ void to_pixels(const uint8_t* rgb, size_t count, uint8_t* out) {
     std::memcpy(out + kPixelBytes * i, rgb + 3 * i, 3);
     out[kPixelBytes * i + 3] = 0;  // rows are compared whole
   }
-}
-
-void Picture::allocate(const Region& part, int of_width, int of_height, Scratch& scratch) {
-  left = part.left, top = part.top;
-  width = part.right - part.left, height = part.bottom - part.top;
-  whole_width = of_width, whole_height = of_height, shift = 0;
-  allocate(scratch);
 }
 
 Format format_of(std::span<const uint8_t> bytes) {

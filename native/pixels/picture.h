@@ -2,7 +2,7 @@
 //
 // Four bytes a pixel: red, green, blue and one that is alpha or that nobody looks at. Four fit a
 // vector register where three do not. Rows have `kSlack` readable bytes behind their end. The
-// memory is kept from picture to picture: fresh memory costs more than a small picture's decoding.
+// memory is kept for the next picture: fresh memory costs more than a small picture's decoding.
 #pragma once
 
 #include <cstddef>
@@ -47,18 +47,18 @@ struct Region {
 
 struct Picture {
   // Its columns [left, left + width) and rows [top, top + height) are in memory, of the picture as
-  // it was decoded: at 1 / 2^shift of its size, `whole_width` x `whole_height` pixels.
+  // it was decoded: at 1 / 2^shift of its size.
   int left = 0, top = 0, width = 0, height = 0;
-  int whole_width = 0, whole_height = 0;
   int shift = 0;
   size_t stride = 0;
   uint8_t* data = nullptr;
 
   uint8_t* row(int y) const { return data + static_cast<size_t>(y - top) * stride; }
-  // Gives the part of a picture its memory.
-  void allocate(Scratch& scratch);
-  // The same for a part of a picture that is not shrunk.
-  void allocate(const Region& part, int of_width, int of_height, Scratch& scratch);
+  // Makes room for a part of a picture. Throws std::bad_alloc.
+  void allocate(const Region& part);
+
+ private:
+  Scratch memory_;
 };
 
 // Rows of red, green, blue as four bytes each.
@@ -84,15 +84,14 @@ struct Header {
 using Reason = std::string;
 
 // Each decoder of its own format. `open` reads the header; `decode` fills `picture` with at least
-// the region, which it may shrink by up to 2^shift while decoding if the format can. One picture at
-// a time; the bytes must stay. No exception but std::bad_alloc; whatever the bytes are, nothing
-// outside the given memory is read or written.
+// the region, shrunk by 2^shift. One picture at a time; the bytes must stay. No exception but
+// std::bad_alloc; whatever the bytes are, nothing outside the given memory is read or written.
 class Decoder {
  public:
   virtual ~Decoder() = default;
   virtual Reason open(std::span<const uint8_t> bytes, bool orientation, Header* header) = 0;
-  // REQUIRES the region for this shift: `Plan` and `Axis::shrunk` say it. The picture's whole size
-  // at a shift is given by `side`.
+  // REQUIRES the region for this shift: `Plan` and `Axis::shrunk` say it. No shift but 0 where the
+  // format does not shrink.
   virtual Reason decode(const Region& region, int shift, Picture* picture) = 0;
   virtual bool shrinks() const { return false; }
   // Between the two: `decode` gives each pixel's number as it is stored, as red, and no colours.

@@ -239,7 +239,7 @@ class PngDecoder final : public Decoder {
 
   Reason decode(const Region& region, int /* shift */, Picture* picture) override {
     if (Reason reason = inflate(); !reason.empty()) return reason;
-    picture->allocate(region, static_cast<int>(width_), static_cast<int>(height_), memory_);
+    picture->allocate(region);
     uint8_t* at = rows_;
     for (const Pass& pass : passes()) {
       const uint32_t columns = extent(width_, pass.x, pass.step_x);
@@ -432,7 +432,7 @@ class PngDecoder final : public Decoder {
   }
 
   libdeflate_decompressor* inflater_;
-  Scratch memory_, joined_, inflated_;
+  Scratch joined_, inflated_;
   uint8_t* rows_ = nullptr;
   std::vector<uint8_t> zeros_;
   std::vector<std::span<const uint8_t>> data_;

@@ -159,11 +159,11 @@ bool Recipe::fits(int picture_width, int picture_height, uint64_t index) const {
   return cut.width == picture_width && cut.height == picture_height;
 }
 
-Axis Axis::shrunk(int shift, int side) const {
+Axis Axis::shrunk(int shift) const {
   const double factor = 1.0 / (1 << shift);
   Axis small = *this;
-  small.low = std::min(side - 1, low >> shift);
-  small.high = std::clamp((high + (1 << shift) - 1) >> shift, small.low + 1, side);
+  small.low = low >> shift;
+  small.high = (high + (1 << shift) - 1) >> shift;
   small.origin = origin * factor;
   small.scale = scale * factor;
   return small;

@@ -99,8 +99,8 @@ struct Axis {
   int first = 0;
   int count = 0;
 
-  // The same for a picture decoded at 1 / 2^shift, whose side is then `side` pixels.
-  Axis shrunk(int shift, int side) const;
+  // The same for a picture decoded at 1 / 2^shift.
+  Axis shrunk(int shift) const;
   // Pixels that the outputs depend on with this filter, and a few that vectors read.
   std::array<int, 2> inputs(Filter filter) const;
 };

@@ -392,8 +392,7 @@ int Taps::used(int output) const {
 
 void Resizer::run(const Recipe& recipe, const Plan& plan, int orientation, const Picture& picture,
                   void* out) {
-  const Axis x = picture.shift == 0 ? plan.x : plan.x.shrunk(picture.shift, picture.whole_width);
-  const Axis y = picture.shift == 0 ? plan.y : plan.y.shrunk(picture.shift, picture.whole_height);
+  const Axis x = plan.x.shrunk(picture.shift), y = plan.y.shrunk(picture.shift);
   make_taps(x, recipe.filter, &sums_, &x_);
   keep_below(x.low, x.high, &x_);
   make_taps(y, recipe.filter, &sums_, &y_);

@@ -32,7 +32,7 @@ class WebpDecoder final : public Decoder {
     const int top = std::max(0, region.top - kMargin) & ~1;
     const int right = std::min(width_, region.right + kMargin);
     const int bottom = std::min(height_, region.bottom + kMargin);
-    picture->allocate({left, top, right, bottom}, width_, height_, memory_);
+    picture->allocate({left, top, right, bottom});
     WebPDecoderConfig config;
     if (!WebPInitDecoderConfig(&config)) return "libwebp is of another version";
     config.options.use_cropping = 1;
@@ -64,7 +64,6 @@ class WebpDecoder final : public Decoder {
     }
   }
 
-  Scratch memory_;
   std::span<const uint8_t> bytes_;
   int width_ = 0, height_ = 0;
 };
