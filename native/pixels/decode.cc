@@ -10,9 +10,10 @@
 namespace headrace::pixels {
 namespace {
 
-// A drawn plan is of the picture as it is looked at. What lies in the file may be turned: its axes.
+// A drawn plan is of the picture as it is looked at. What lies in the file may be mirrored, which
+// its output then is as well, and turned.
 Plan in_file(Plan plan, int orientation, int width, int height) {
-  const auto mirror = [](Axis& axis, int side) {
+  const auto mirror = [](Axis& axis, bool& flip, int side) {
     const Axis old = axis;
     axis.low = side - old.high;
     axis.high = side - old.low;
@@ -20,12 +21,14 @@ Plan in_file(Plan plan, int orientation, int width, int height) {
     const double last = old.origin + (old.first + old.count) * old.scale;
     axis.origin = side - last;
     axis.first = 0;
+    flip = !flip;
   };
   if (orientation == 2 || orientation == 3 || orientation == 6 || orientation == 7)
-    mirror(plan.x, width);
+    mirror(plan.x, plan.flip, width);
   if (orientation == 3 || orientation == 4 || orientation == 7 || orientation == 8)
-    mirror(plan.y, height);
-  if (orientation >= 5) std::swap(plan.x, plan.y);
+    mirror(plan.y, plan.flip_vertical, height);
+  plan.turned = orientation >= 5;
+  if (plan.turned) std::swap(plan.x, plan.y);
   return plan;
 }
 
@@ -300,7 +303,7 @@ Reason Worker::decoded(std::span<const Output> outputs, const Header& header, De
     lay_over(static_cast<uint32_t>(background), &picture_);
   }
   for (size_t i = 0; i < outputs.size(); ++i) {
-    resizer_.run(*outputs[i].recipe, plans_[i], header.orientation, picture_, outputs[i].out);
+    resizer_.run(*outputs[i].recipe, plans_[i], picture_, outputs[i].out);
   }
   return {};
 }
@@ -322,7 +325,7 @@ void Worker::resize(const Recipe& recipe, const Draw& what, const uint8_t* rgb, 
   picture_.shift = 0;
   picture_.allocate({columns[0], rows[0], columns[1], rows[1]});
   take(rgb, width, &picture_);
-  resizer_.run(recipe, plan, 1, picture_, out);
+  resizer_.run(recipe, plan, picture_, out);
 }
 
 }  // namespace headrace::pixels

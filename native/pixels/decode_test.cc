@@ -38,11 +38,11 @@ struct Inside {
 };
 
 std::vector<uint8_t> resized(const Recipe& recipe, const Plan& plan, const Picture& picture,
-                             bool plain, int orientation = 1) {
+                             bool plain) {
   Resizer resizer;
   resizer.plain = plain;
   std::vector<uint8_t> out(recipe.output_bytes());
-  resizer.run(recipe, plan, orientation, picture, out.data());
+  resizer.run(recipe, plan, picture, out.data());
   return out;
 }
 

@@ -113,6 +113,7 @@ struct Plan {
   Axis y;
   bool flip = false;
   bool flip_vertical = false;
+  bool turned = false;            // the output's rows are the picture's columns
   std::span<const Step> steps{};  // of the output, once it is upright and flipped
 
   // The power of two that the picture may be shrunk by while it is decoded, at most `kShiftMax`:

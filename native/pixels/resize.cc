@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 namespace headrace::pixels {
 namespace {
@@ -16,6 +17,8 @@ constexpr int kBits = 22;
 // A vector multiplies 16-bit numbers, so a weight is two of them: weight = high * 2^11 + low. Sums
 // of both parts are put together at the end, and are Pillow's to the last bit.
 constexpr int kLowBits = 11;
+
+constexpr ptrdiff_t kPixel = kPixelBytes;  // forwards or backwards
 
 uint8_t clipped(int32_t sum) { return static_cast<uint8_t>(std::clamp(sum >> kBits, 0, 255)); }
 
@@ -211,33 +214,14 @@ HEADRACE_AVX2 size_t planes_avx2(const uint8_t* in, ptrdiff_t step, size_t count
 }
 #endif
 
-// Where output pixel (x, y) comes from, in the picture as it was resized: `base + x * dx + y * dy`
-// pixels.
+// Output pixel (x, y) lies at `first + x * dx + y * dy` in the picture as it was resized.
 struct Walk {
-  ptrdiff_t base, dx, dy;
+  const uint8_t* first;
+  ptrdiff_t dx, dy;  // bytes
 };
 
-Walk walk_of(const Recipe& recipe, const Plan& plan, int orientation, int columns, int rows,
-             ptrdiff_t stride) {
-  // As functions of the oriented picture's (x, y): EXIF's eight.
-  const bool swapped = orientation >= 5;
-  const bool mirror_x =
-      orientation == 2 || orientation == 3 || orientation == 7 || orientation == 8;
-  const bool mirror_y =
-      orientation == 3 || orientation == 4 || orientation == 6 || orientation == 7;
-  ptrdiff_t base = 0, column = 1, row = stride;
-  // Columns and rows of the picture as it lies in the file.
-  if (mirror_x) base += columns - 1, column = -1;
-  if (mirror_y) base += (rows - 1) * stride, row = -stride;
-  ptrdiff_t dx = swapped ? row : column, dy = swapped ? column : row;
-  if (plan.flip) base += (recipe.width - 1) * dx, dx = -dx;
-  if (plan.flip_vertical) base += (recipe.height - 1) * dy, dy = -dy;
-  return {base, dx, dy};
-}
-
 template <class T>
-void write_pixels(const Recipe& recipe, const Walk& walk, const uint8_t* pixels, bool avx2,
-                  void* to) {
+void write_pixels(const Recipe& recipe, const Walk& walk, bool avx2, void* to) {
   const Levels<T> levels = levels_of<T>(recipe);
   const auto level = [&](size_t of, uint8_t value) {
     if constexpr (std::is_same_v<T, uint8_t>) return value;
@@ -246,18 +230,17 @@ void write_pixels(const Recipe& recipe, const Walk& walk, const uint8_t* pixels,
   const auto columns = static_cast<size_t>(recipe.width);
   // How far apart are a pixel's channels, and a row's pixels.
   const size_t channel = recipe.planar ? recipe.output_pixels() : 1, beside = recipe.planar ? 1 : 3;
-  const ptrdiff_t step = static_cast<ptrdiff_t>(kPixelBytes) * walk.dx;
   for (int y = 0; y < recipe.height; ++y) {
-    const uint8_t* p = pixels + static_cast<ptrdiff_t>(kPixelBytes) * (walk.base + y * walk.dy);
+    const uint8_t* p = walk.first + y * walk.dy;
     T* out = static_cast<T*>(to) + static_cast<size_t>(y) * columns * beside;
     size_t x = 0;
 #if defined(__x86_64__)
-    if (avx2 && recipe.planar && (walk.dx == 1 || walk.dx == -1)) {
-      x = planes_avx2(p, step, columns, levels, out, channel);
-      p += static_cast<ptrdiff_t>(x) * step;
+    if (avx2 && recipe.planar && (walk.dx == kPixel || walk.dx == -kPixel)) {
+      x = planes_avx2(p, walk.dx, columns, levels, out, channel);
+      p += static_cast<ptrdiff_t>(x) * walk.dx;
     }
 #endif
-    for (T* o = out + x * beside; x < columns; ++x, p += step, o += beside) {
+    for (T* o = out + x * beside; x < columns; ++x, p += walk.dx, o += beside) {
       const T red = level(0, p[0]), green = level(1, p[1]), blue = level(2, p[2]);
       o[0] = red, o[channel] = green, o[2 * channel] = blue;
     }
@@ -344,7 +327,7 @@ bool rows_first(const Plan& plan) {
 // The columns of `rows` rows of `width` pixels, of which the first is the picture's column `left`.
 void narrow(const Taps& taps, const Rows& in, int left, int width, int count, int rows,
             const Rows& out, bool avx2) {
-  const ptrdiff_t back = static_cast<ptrdiff_t>(kPixelBytes) * left;
+  const ptrdiff_t back = kPixel * left;
   const size_t bytes = kPixelBytes * static_cast<size_t>(width);
   for (int row = 0; row < rows; row += 2) {
     // Of an odd number the last is done twice.
@@ -390,8 +373,7 @@ int Taps::used(int output) const {
   return used;
 }
 
-void Resizer::run(const Recipe& recipe, const Plan& plan, int orientation, const Picture& picture,
-                  void* out) {
+void Resizer::run(const Recipe& recipe, const Plan& plan, const Picture& picture, void* out) {
   const Axis x = plan.x.shrunk(picture.shift), y = plan.y.shrunk(picture.shift);
   make_taps(x, recipe.filter, &sums_, &x_);
   keep_below(x.low, x.high, &x_);
@@ -412,7 +394,7 @@ void Resizer::run(const Recipe& recipe, const Plan& plan, int orientation, const
     const int left = *std::ranges::min_element(x_.first);
     const int right =
         std::min(*std::ranges::max_element(x_.first) + x_.size, picture.left + picture.width);
-    const auto skipped = static_cast<ptrdiff_t>(kPixelBytes) * (left - picture.left);
+    const ptrdiff_t skipped = kPixel * (left - picture.left);
     for (int i = 0; i < y.count; ++i) {
       const uint8_t* in = from.row(y_.first[i] - low) + skipped;
       blend(y_.of(i), y_.size, y_.used(i), in, from.stride, padded(right - left), half.row(i),
@@ -428,36 +410,34 @@ void Resizer::run(const Recipe& recipe, const Plan& plan, int orientation, const
       blend(y_.of(i), y_.size, y_.used(i), in, half.stride, half.stride, small_.row(i), avx2);
     }
   }
-  write(recipe, plan, orientation, x.count, y.count, out);
+  write(recipe, plan, out);
 }
 
-void Resizer::write(const Recipe& recipe, const Plan& plan, int orientation, int columns, int rows,
-                    void* out) {
+void Resizer::write(const Recipe& recipe, const Plan& plan, void* out) {
   const bool avx2 = has_avx2() && !plain;
-  const uint8_t* pixels = small_.data;
-  Walk walk = walk_of(recipe, plan, orientation, columns, rows,
-                      static_cast<ptrdiff_t>(small_.stride / kPixelBytes));
+  Walk walk{small_.data, kPixel, static_cast<ptrdiff_t>(small_.stride)};
+  if (plan.turned) std::swap(walk.dx, walk.dy);
+  if (plan.flip) walk.first += (recipe.width - 1) * walk.dx, walk.dx = -walk.dx;
+  if (plan.flip_vertical) walk.first += (recipe.height - 1) * walk.dy, walk.dy = -walk.dy;
   if (!plan.steps.empty()) {
     std::vector<uint32_t>& upright = augmenter_.pixels;
-    upright.resize(static_cast<size_t>(recipe.width) * static_cast<size_t>(recipe.height));
+    upright.resize(recipe.output_pixels());
     uint32_t* to = upright.data();
     for (int y = 0; y < recipe.height; ++y) {
-      const uint8_t* p = pixels + static_cast<ptrdiff_t>(kPixelBytes) * (walk.base + y * walk.dy);
-      const ptrdiff_t step = static_cast<ptrdiff_t>(kPixelBytes) * walk.dx;
-      for (int x = 0; x < recipe.width; ++x, p += step) std::memcpy(to++, p, kPixelBytes);
+      const uint8_t* p = walk.first + y * walk.dy;
+      for (int x = 0; x < recipe.width; ++x, p += walk.dx) std::memcpy(to++, p, kPixelBytes);
     }
     augmenter_.run(plan.steps, recipe.width, recipe.height, avx2);
-    pixels = reinterpret_cast<const uint8_t*>(upright.data());
-    walk = {0, 1, recipe.width};
+    walk = {reinterpret_cast<const uint8_t*>(upright.data()), kPixel, kPixel * recipe.width};
   }
   switch (recipe.type) {
     case Type::kUint8:
-      return write_pixels<uint8_t>(recipe, walk, pixels, avx2, out);
+      return write_pixels<uint8_t>(recipe, walk, avx2, out);
     case Type::kFloat32:
-      return write_pixels<float>(recipe, walk, pixels, avx2, out);
+      return write_pixels<float>(recipe, walk, avx2, out);
     case Type::kFloat16:
     case Type::kBfloat16:
-      return write_pixels<uint16_t>(recipe, walk, pixels, avx2, out);
+      return write_pixels<uint16_t>(recipe, walk, avx2, out);
   }
 }
 

@@ -32,18 +32,15 @@ struct Rows {
 
 class Resizer {
  public:
-  // `orientation` as in EXIF: what has to be done to the picture after it was resized. Its plan's
-  // axes are the picture's as it lies in the file. Writes `recipe.output_bytes()` bytes. REQUIRES
-  // that the picture has the plan's region.
-  void run(const Recipe& recipe, const Plan& plan, int orientation, const Picture& picture,
-           void* out);
+  // The plan's axes are the picture's as it lies in the file. Writes `recipe.output_bytes()` bytes.
+  // REQUIRES that the picture has the plan's region.
+  void run(const Recipe& recipe, const Plan& plan, const Picture& picture, void* out);
 
   // For tests: never AVX2.
   bool plain = false;
 
  private:
-  void write(const Recipe& recipe, const Plan& plan, int orientation, int columns, int rows,
-             void* out);
+  void write(const Recipe& recipe, const Plan& plan, void* out);
 
   Taps x_, y_;
   std::vector<double> sums_;
