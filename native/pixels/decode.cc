@@ -51,13 +51,18 @@ std::vector<int> nearest(const Axis& axis, bool flip) {
   return places;
 }
 
-Reason too_large(const Recipe& recipe, const Header& header) {
-  if (static_cast<uint64_t>(header.width) * static_cast<uint64_t>(header.height) <=
-      recipe.pixels_max) {
-    return {};
+std::string size_of(const Header& header) {
+  return std::to_string(header.width) + " x " + std::to_string(header.height) + " pixels";
+}
+
+// What `body` says, or that it needs more memory than there is.
+template <class Body>
+Reason within_memory(Body body) {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return "there is no memory for it";
   }
-  return "it has " + std::to_string(header.width) + " x " + std::to_string(header.height) +
-         " pixels, more than the " + std::to_string(recipe.pixels_max) + " of max_pixels";
 }
 
 // Blends pixels with what lies behind them, rounded to the nearest.
@@ -77,18 +82,13 @@ void lay_over(uint32_t background, Picture* picture) {
   }
 }
 
-// The part of rows of red, green, blue, `width` pixels each, that `picture` has room for.
-void take(const uint8_t* rgb, int width, Picture* picture) {
-  for (int y = picture->top; y < picture->top + picture->height; ++y) {
-    const size_t first =
-        static_cast<size_t>(y) * static_cast<size_t>(width) + static_cast<size_t>(picture->left);
-    to_pixels(rgb + 3 * first, static_cast<size_t>(picture->width), picture->row(y));
-  }
-}
-
 // PPM (netpbm's P6) of 8 bits: pixels that were decoded before.
 class PpmDecoder final : public Decoder {
  public:
+  PpmDecoder() = default;
+  // The same without a file: rows of red, green, blue, `width` pixels each.
+  PpmDecoder(const uint8_t* rgb, int width) : rgb_(rgb), width_(width) {}
+
   Reason open(std::span<const uint8_t> bytes, bool /*orientation*/, Header* header) override {
     size_t at = 2;
     std::array<int, 3> numbers{};
@@ -106,10 +106,11 @@ class PpmDecoder final : public Decoder {
       if (number == 0) return "its header is damaged, or has a comment";
     }
     if (!blank() || numbers[2] != 255) return "its pixels are not of 8 bits";
-    rgb_ = bytes.subspan(at + 1);
+    const auto rgb = bytes.subspan(at + 1);
+    rgb_ = rgb.data();
     header->width = width_ = numbers[0];
     header->height = numbers[1];
-    if (rgb_.size() / 3 / static_cast<size_t>(width_) < static_cast<size_t>(numbers[1])) {
+    if (rgb.size() / 3 / static_cast<size_t>(width_) < static_cast<size_t>(numbers[1])) {
       return "it is truncated";
     }
     return {};
@@ -117,12 +118,16 @@ class PpmDecoder final : public Decoder {
 
   Reason decode(const Region& region, int /*shift*/, Picture* picture) override {
     picture->allocate(region);
-    take(rgb_.data(), width_, picture);
+    for (int y = region.top; y < region.bottom; ++y) {
+      const size_t first =
+          static_cast<size_t>(y) * static_cast<size_t>(width_) + static_cast<size_t>(region.left);
+      to_pixels(rgb_ + 3 * first, static_cast<size_t>(picture->width), picture->row(y));
+    }
     return {};
   }
 
  private:
-  std::span<const uint8_t> rgb_;
+  const uint8_t* rgb_ = nullptr;
   int width_ = 0;
 };
 
@@ -172,38 +177,42 @@ std::pair<size_t, size_t> KeptPictures::held() const {
 
 Reason Worker::decode(std::span<const Output> outputs, std::span<const uint8_t> bytes,
                       KeptPictures* kept) {
-  const auto& [first, what, out] = outputs.front();
-  const Recipe& recipe = *first;
-  Reason reason;
-  try {
-    std::shared_ptr<const KeptPictures::Kept> picture;
-    if (recipe.keep_short != 0 && kept != nullptr) picture = kept->find(what.index);
-    if (!picture) {
-      Header header;
-      Decoder* decoder = nullptr;
-      reason = opened(bytes, recipe.orient, &header, &decoder);
-      if (reason.empty()) reason = too_large(recipe, header);
-      if (reason.empty() && recipe.keep_short == 0) {
-        reason = decoded(outputs, header, *decoder);
-      } else if (reason.empty()) {
-        const auto [width, height] = upright(header);
-        const auto sides = recipe.kept_sides(width, height);
-        const Recipe reduction = recipe.reduction(sides);
-        auto made = std::make_shared<KeptPictures::Kept>(
-            KeptPictures::Kept{sides[0], sides[1], std::vector<uint8_t>(reduction.output_bytes())});
-        const Output whole{&reduction, {}, made->rgb.data()};
-        reason = decoded({&whole, 1}, header, *decoder);
-        if (reason.empty()) picture = std::move(made);
-        if (picture && kept != nullptr) kept->add(what.index, picture);
+  const Output& first = outputs.front();
+  const Recipe& recipe = *first.recipe;
+  const Reason reason = within_memory([&]() -> Reason {
+    if (recipe.keep_short != 0 && kept != nullptr) {
+      if (const auto picture = kept->find(first.draw.index)) {
+        PpmDecoder pixels(picture->rgb.data(), picture->width);
+        return decoded(outputs, {.width = picture->width, .height = picture->height}, pixels);
       }
     }
-    if (picture) resize(recipe, what, picture->rgb.data(), picture->width, picture->height, out);
-  } catch (const std::bad_alloc&) {
-    reason = "there is no memory for it";
-  }
+    Header header;
+    if (Reason odd = open(bytes, recipe.orient, &header); !odd.empty()) return odd;
+    if (uint64_t{1} * header.width * header.height > recipe.pixels_max) {
+      return "it has " + size_of(header) + ", more than the " + std::to_string(recipe.pixels_max) +
+             " of max_pixels";
+    }
+    return reduced(outputs, header, *open_, kept);
+  });
   if (reason.empty()) return {};
   for (const Output& each : outputs) std::memset(each.out, 0, each.recipe->output_bytes());
   return reason;
+}
+
+Reason Worker::reduced(std::span<const Output> outputs, const Header& header, Decoder& decoder,
+                       KeptPictures* kept) {
+  const Output& first = outputs.front();
+  if (first.recipe->keep_short == 0) return decoded(outputs, header, decoder);
+  const auto [width, height] = upright(header);
+  const auto sides = first.recipe->kept_sides(width, height);
+  const Recipe reduction = first.recipe->reduction(sides);
+  auto picture = std::make_shared<KeptPictures::Kept>(
+      KeptPictures::Kept{sides[0], sides[1], std::vector<uint8_t>(reduction.output_bytes())});
+  const Output whole{&reduction, {}, picture->rgb.data()};
+  if (Reason reason = decoded({&whole, 1}, header, decoder); !reason.empty()) return reason;
+  if (kept != nullptr) kept->add(first.draw.index, picture);
+  PpmDecoder pixels(picture->rgb.data(), picture->width);
+  return decoded(outputs, {.width = picture->width, .height = picture->height}, pixels);
 }
 
 std::array<double, 4> Worker::mapping(const Recipe& recipe) const {
@@ -219,22 +228,20 @@ std::array<double, 4> Worker::mapping(const Recipe& recipe) const {
 Reason Worker::mask(const Recipe& recipe, std::span<const uint8_t> bytes, uint8_t fill,
                     uint8_t* out) {
   const size_t count = recipe.output_pixels();
-  std::fill_n(out, count, fill);
-  Header header;
-  Decoder* decoder = nullptr;
-  try {
-    if (Reason reason = opened(bytes, false, &header, &decoder); !reason.empty()) return reason;
+  const Reason reason = within_memory([&]() -> Reason {
+    Header header;
+    if (Reason odd = open(bytes, false, &header); !odd.empty()) return odd;
     if (header.width != width_ || header.height != height_) {
-      return "it has " + std::to_string(header.width) + " x " + std::to_string(header.height) +
-             " pixels, and the picture " + std::to_string(width_) + " x " + std::to_string(height_);
+      return "it has " + size_of(header) + ", and the picture " + std::to_string(width_) + " x " +
+             std::to_string(height_);
     }
-    if (Reason reason = decoder->numbers(); !reason.empty()) return reason;
+    if (Reason odd = open_->numbers(); !odd.empty()) return odd;
     const std::vector<int> xs = nearest(plan_.x, plan_.flip),
                            ys = nearest(plan_.y, plan_.flip_vertical);
     const auto [left, right] = std::ranges::minmax(xs);
     const auto [top, bottom] = std::ranges::minmax(ys);
-    const Reason reason = decoder->decode({left, top, right + 1, bottom + 1}, 0, &picture_);
-    if (!reason.empty()) return reason;
+    Reason odd = open_->decode({left, top, right + 1, bottom + 1}, 0, &picture_);
+    if (!odd.empty()) return odd;
     uint8_t* to = out;
     for (const int y : ys) {
       const uint8_t* row = picture_.row(y);
@@ -246,31 +253,22 @@ Reason Worker::mask(const Recipe& recipe, std::span<const uint8_t> bytes, uint8_
       moved_.assign(out, out + count);
       move_affine(values, moved_.data(), recipe.width, recipe.height, fill, out);
     }
-  } catch (const std::bad_alloc&) {
-    std::fill_n(out, count, fill);
-    return "there is no memory for it";
-  }
-  return {};
+    return {};
+  });
+  if (!reason.empty()) std::fill_n(out, count, fill);
+  return reason;
 }
 
 Reason Worker::open(std::span<const uint8_t> bytes, bool orientation, Header* header) {
-  try {
-    Decoder* decoder = nullptr;
-    return opened(bytes, orientation, header, &decoder);
-  } catch (const std::bad_alloc&) {
-    return "there is no memory for it";
-  }
-}
-
-Reason Worker::opened(std::span<const uint8_t> bytes, bool orientation, Header* header,
-                      Decoder** decoder) {
-  if (bytes.empty()) return "it is empty";
-  const Format format = format_of(bytes);
-  if (format == Format::kUnknown) return "it is none of the formats that are decoded here";
-  std::unique_ptr<Decoder>& own = decoders_[static_cast<size_t>(format)];
-  if (!own) own = make_decoder(format);
-  *decoder = own.get();
-  return (*decoder)->open(bytes, orientation, header);
+  return within_memory([&]() -> Reason {
+    if (bytes.empty()) return "it is empty";
+    const Format format = format_of(bytes);
+    if (format == Format::kUnknown) return "it is none of the formats that are decoded here";
+    std::unique_ptr<Decoder>& own = decoders_[static_cast<size_t>(format)];
+    if (!own) own = make_decoder(format);
+    open_ = own.get();
+    return open_->open(bytes, orientation, header);
+  });
 }
 
 Reason Worker::decoded(std::span<const Output> outputs, const Header& header, Decoder& decoder) {
@@ -310,22 +308,9 @@ Reason Worker::decoded(std::span<const Output> outputs, const Header& header, De
 
 void Worker::resize(const Recipe& recipe, const Draw& what, const uint8_t* rgb, int width,
                     int height, void* out) {
-  std::vector<uint8_t> small;
-  if (const auto sides = recipe.kept_sides(width, height);
-      recipe.keep_short != 0 && sides != std::array{width, height}) {
-    const Recipe reduction = recipe.reduction(sides);
-    small.resize(reduction.output_bytes());
-    resize(reduction, {}, rgb, width, height, small.data());
-    rgb = small.data();
-    width = sides[0], height = sides[1];
-  }
-  const Plan plan = plan_ = draw(recipe, width, height, what);
-  width_ = width, height_ = height;
-  const auto columns = plan.x.inputs(recipe.filter), rows = plan.y.inputs(recipe.filter);
-  picture_.shift = 0;
-  picture_.allocate({columns[0], rows[0], columns[1], rows[1]});
-  take(rgb, width, &picture_);
-  resizer_.run(recipe, plan, picture_, out);
+  PpmDecoder pixels(rgb, width);
+  const Output one{&recipe, what, out};
+  (void)reduced({&one, 1}, {.width = width, .height = height}, pixels, nullptr);
 }
 
 }  // namespace headrace::pixels

@@ -83,11 +83,13 @@ class Worker {
               void* out);
 
  private:
+  // Of an open picture; with `keep_short` from what it is reduced to.
+  Reason reduced(std::span<const Output> outputs, const Header& header, Decoder& decoder,
+                 KeptPictures* kept);
   Reason decoded(std::span<const Output> outputs, const Header& header, Decoder& decoder);
-  Reason opened(std::span<const uint8_t> bytes, bool orientation, Header* header,
-                Decoder** decoder);
 
   std::array<std::unique_ptr<Decoder>, 5> decoders_;
+  Decoder* open_ = nullptr;  // of what was opened last
   // Of the last picture's last output, upright; and of all outputs, as they lie in the file.
   Plan plan_;
   std::vector<Plan> plans_;
