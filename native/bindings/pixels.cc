@@ -218,7 +218,8 @@ std::shared_ptr<DecodeJob> submit_given(
     if (encoded[i].empty()) continue;
     std::memcpy(batch->buffer->data + batch->offsets[i], encoded[i].data(), encoded[i].size());
   }
-  return handle.pool->submit(std::move(recipes), 0, 0, std::move(batch), 0, std::move(steps));
+  return handle.pool->submit(
+      {.recipes = std::move(recipes), .batch = std::move(batch), .steps = std::move(steps)});
 }
 
 std::optional<std::pair<int, int>> picture_size(const nb::bytes& encoded) {
@@ -370,13 +371,19 @@ void register_pixels(nb::module_& m) {
       .def(
           "submit",
           [](PoolHandle& handle, const Recipe& recipe, uint64_t seed, uint64_t epoch,
-             std::shared_ptr<io::Batch> batch, uint64_t part,
-             const std::optional<StepsIn>& given_steps, std::optional<uint64_t> mask_part,
-             uint8_t mask_fill) {
-            std::vector<pixels::Step> steps = steps_of(given_steps, batch->samples);
+             std::shared_ptr<io::Batch> batch, uint64_t part, const std::optional<StepsIn>& steps,
+             std::optional<uint64_t> mask_part, uint8_t mask_fill) {
+            pixels::DecodeRequest request{.recipes = {recipe},
+                                          .batch = std::move(batch),
+                                          .part = part,
+                                          .seed = seed,
+                                          .epoch = epoch,
+                                          .steps = {},
+                                          .mask_part = mask_part,
+                                          .mask_fill = mask_fill};
+            request.steps = steps_of(steps, request.batch->samples);
             const WithoutGil released;
-            return handle.pool->submit({recipe}, seed, epoch, std::move(batch), part,
-                                       std::move(steps), mask_part, mask_fill);
+            return handle.pool->submit(std::move(request));
           },
           "recipe"_a, "seed"_a, "epoch"_a, "batch"_a, "part"_a, "steps"_a = nb::none(),
           "mask_part"_a = nb::none(), "mask_fill"_a = 0,

@@ -187,7 +187,11 @@ bool Sequence::read_locked(Ahead* ahead, double seconds) {
   for (const io::Failure& failure : ahead->batch->failures)
     ahead->batch->lengths[failure.slot] = -1;
   if (pool_ != nullptr) {
-    ahead->pixels = pool_->submit({*recipe_}, seed_, ahead->epoch, ahead->batch, picture_part_);
+    ahead->pixels = pool_->submit({.recipes = {*recipe_},
+                                   .batch = ahead->batch,
+                                   .part = picture_part_,
+                                   .seed = seed_,
+                                   .epoch = ahead->epoch});
   }
   return true;
 }

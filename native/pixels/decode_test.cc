@@ -188,7 +188,8 @@ TEST_CASE("A pool decodes all pictures of all batches, while its threads are tur
   recipe.width = recipe.height = 8;
   for (unsigned i = 0; i < 40; ++i) {
     // Not pictures: every one has its reason, and zeros.
-    jobs.push_back(pool.submit({recipe}, 1, 0, batch_of({noise(100, i), {}, noise(7, i)}), 0));
+    jobs.push_back(
+        pool.submit({.recipes = {recipe}, .batch = batch_of({noise(100, i), {}, noise(7, i)})}));
     pool.turn(1 + i % 5);
   }
   for (const auto& job : jobs) {
@@ -209,7 +210,8 @@ TEST_CASE("A pool that ends leaves no job waiting") {
   {
     DecodePool pool(2, 0);
     for (unsigned i = 0; i < 50; ++i) {
-      jobs.push_back(pool.submit({Recipe()}, 1, 0, batch_of({noise(1000, i), noise(1000, i)}), 0));
+      jobs.push_back(pool.submit(
+          {.recipes = {Recipe()}, .batch = batch_of({noise(1000, i), noise(1000, i)})}));
     }
   }
   for (const auto& job : jobs) {
@@ -220,9 +222,12 @@ TEST_CASE("A pool that ends leaves no job waiting") {
 
 TEST_CASE("A part that the batch lacks, and a batch without samples") {
   DecodePool pool(1, 0);
-  CHECK_THROWS_AS((void)pool.submit({Recipe()}, 1, 0, batch_of({}), 1), Error);
-  CHECK(pool.submit({Recipe()}, 1, 0, batch_of({}), 0)->done());
+  CHECK_THROWS_AS((void)pool.submit({.recipes = {Recipe()}, .batch = batch_of({}), .part = 1}),
+                  Error);
+  CHECK(pool.submit({.recipes = {Recipe()}, .batch = batch_of({})})->done());
   // Three steps are not as many of each of two pictures.
   const std::vector<Step> steps(3);
-  CHECK_THROWS_AS((void)pool.submit({Recipe()}, 1, 0, batch_of({{}, {}}), 0, steps), Error);
+  CHECK_THROWS_AS(
+      (void)pool.submit({.recipes = {Recipe()}, .batch = batch_of({{}, {}}), .steps = steps}),
+      Error);
 }

@@ -95,40 +95,27 @@ void DecodePool::turn(unsigned threads) {
   wake_.notify_all();
 }
 
-std::shared_ptr<DecodeJob> DecodePool::submit(std::vector<Recipe> recipes, uint64_t seed,
-                                              uint64_t epoch, std::shared_ptr<io::Batch> batch,
-                                              uint64_t part, std::vector<Step> steps,
-                                              std::optional<uint64_t> mask_part,
-                                              uint8_t mask_fill) {
-  for (const uint64_t each : {part, mask_part.value_or(part)}) {
-    if (each < batch->parts) continue;
+std::shared_ptr<DecodeJob> DecodePool::submit(DecodeRequest request) {
+  auto job = std::make_shared<DecodeJob>(std::move(request));
+  for (const uint64_t each : {job->part, job->mask_part.value_or(job->part)}) {
+    if (each < job->batch->parts) continue;
     throw Error(ErrorKind::kInvalidArgument, "the batch has no part " + std::to_string(each));
   }
-  const uint64_t outputs = batch->samples * recipes.size();
-  if (outputs == 0 ? !steps.empty() : steps.size() % outputs != 0) {
+  const uint64_t samples = job->batch->samples, outputs = samples * job->recipes.size();
+  if (outputs == 0 ? !job->steps.empty() : job->steps.size() % outputs != 0) {
     throw Error(ErrorKind::kInvalidArgument, "there are not as many augmentations of each picture");
   }
+  job->pixels = arena_->acquire(std::max<size_t>(1, samples * job->sample_bytes()));
   for (uint64_t i = 0; i < outputs; ++i) {
-    const size_t each = steps.size() / outputs;
-    const Recipe& recipe = recipes[i % recipes.size()];
-    check(std::span(steps).subspan(i * each, each), recipe.width, recipe.height);
+    const auto [recipe, draw, out] = job->output(i / job->recipes.size(), i % job->recipes.size());
+    check(draw.steps, recipe->width, recipe->height);
   }
-  auto job = std::make_shared<DecodeJob>();
-  job->recipes = std::move(recipes);
-  job->seed = seed;
-  job->epoch = epoch;
-  job->part = part;
-  job->steps = std::move(steps);
-  job->pixels = arena_->acquire(std::max<size_t>(1, batch->samples * job->sample_bytes()));
-  job->mask_part = mask_part;
-  job->mask_fill = mask_fill;
-  if (mask_part) {
+  if (job->mask_part) {
     const size_t each = job->recipes.back().output_pixels();
-    job->masks = arena_->acquire(std::max<size_t>(1, batch->samples * each));
+    job->masks = arena_->acquire(std::max<size_t>(1, samples * each));
   }
-  job->mappings.resize(batch->samples);
-  job->left_ = batch->samples;
-  job->batch = std::move(batch);
+  job->mappings.resize(samples);
+  job->left_ = samples;
   job->begun_s = job->ended_s = seconds_of(CLOCK_MONOTONIC);
   const std::lock_guard lock(mutex_);
   std::erase_if(held_, [](const auto& held) { return held.expired(); });

@@ -20,6 +20,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/arena.h"
@@ -46,25 +47,30 @@ struct DecodeFailure {
   bool of_mask;  // the picture was decoded, and its mask was not
 };
 
+// What is asked of a pool. REQUIRES recipes that `check` accepts; see Worker::decode.
+struct DecodeRequest {
+  std::vector<Recipe> recipes{};  // of each sample's outputs, one after the other
+  std::shared_ptr<io::Batch> batch{};
+  uint64_t part = 0;  // whose bytes are the picture
+  uint64_t seed = 0, epoch = 0;
+  std::vector<Step> steps{};            // as many of each output
+  std::optional<uint64_t> mask_part{};  // whose bytes are the picture's mask
+  uint8_t mask_fill = 0;
+};
+
 class DecodePool;
 
 // One batch. Its results are complete, and may be read without a lock, once it is done.
-class DecodeJob : public std::enable_shared_from_this<DecodeJob> {
+class DecodeJob : public DecodeRequest, public std::enable_shared_from_this<DecodeJob> {
  public:
+  explicit DecodeJob(DecodeRequest request) : DecodeRequest(std::move(request)) {}
   bool done() const { return left_.load(std::memory_order_acquire) == 0; }
   // False: not done after so many seconds.
   bool wait(double seconds) const;
 
-  std::vector<Recipe> recipes;  // of each sample's outputs, one after the other
-  uint64_t seed = 0, epoch = 0;
-  std::shared_ptr<io::Batch> batch;
-  uint64_t part = 0;                  // whose bytes are the picture
-  std::optional<uint64_t> mask_part;  // whose bytes are the picture's mask
-  uint8_t mask_fill = 0;
   BufferPtr pixels;
   BufferPtr masks;                              // a byte for each pixel, where there is `mask_part`
   std::vector<std::array<double, 4>> mappings;  // of each sample's last output: Worker::mapping
-  std::vector<Step> steps;                      // as many of each output
   std::vector<DecodeFailure> failures;          // by sample
   // Seconds of the steady clock.
   double begun_s = 0, ended_s = 0;
@@ -103,14 +109,9 @@ class DecodePool {
   DecodePool(const DecodePool&) = delete;
   DecodePool& operator=(const DecodePool&) = delete;
 
-  // Each picture becomes one output or more, by recipes that `check` accepts; see Worker::decode.
-  // Throws Error(kVolume, ENOMEM), Error(kInvalidArgument) for a part that the batch lacks, or
-  // steps that do not fit.
-  std::shared_ptr<DecodeJob> submit(std::vector<Recipe> recipes, uint64_t seed, uint64_t epoch,
-                                    std::shared_ptr<io::Batch> batch, uint64_t part,
-                                    std::vector<Step> steps = {},
-                                    std::optional<uint64_t> mask_part = std::nullopt,
-                                    uint8_t mask_fill = 0);
+  // Each picture becomes one output or more. Throws Error(kVolume, ENOMEM), Error(kInvalidArgument)
+  // for a part that the batch lacks, or steps that do not fit.
+  std::shared_ptr<DecodeJob> submit(DecodeRequest request);
   void turn(unsigned threads);
   DecodeStats stats() const;
   size_t mapped_bytes() const { return arena_->mapped_bytes() + kept_.held().second; }
