@@ -596,41 +596,38 @@ HEADRACE_AVX2 bool BaselineJpeg::read_block(Bits* at, const Component& component
   return true;
 }
 
-bool BaselineJpeg::entropy(const Grid& grid, size_t interval) {
-  const auto across = static_cast<size_t>(grid.across), left = static_cast<size_t>(grid.left),
-             right = static_cast<size_t>(grid.right), top = static_cast<size_t>(grid.top);
-  const size_t end = (static_cast<size_t>(grid.bottom) - 1) * across + right;
+bool BaselineJpeg::entropy(const Grid& grid, int interval) {
+  const int across = grid.across, left = grid.left, right = grid.right, top = grid.top;
+  const int end = (grid.bottom - 1) * across + right;
   // The first MCU from this one on that is wanted.
-  const auto wanted_from = [&](size_t mcu) {
-    const size_t row = mcu / across, column = mcu % across;
+  const auto wanted_from = [&](int mcu) {
+    const int row = mcu / across, column = mcu % across;
     if (row < top) return top * across + left;
     return column < left ? row * across + left : column < right ? mcu : (row + 1) * across + left;
   };
   alignas(32) int16_t block[64] = {};
   for (size_t segment = 0; segment + 1 < starts_.size(); ++segment) {
-    const size_t first = segment * interval;
-    const size_t behind = std::min(first + interval, across * static_cast<size_t>(grid.down));
+    const int first = static_cast<int>(segment) * interval;
+    const int behind = std::min(first + interval, across * grid.down);
     if (wanted_from(first) >= std::min(behind, end)) continue;
     const uint8_t* limit = packed_ + starts_[segment + 1];
     Bits bits(packed_ + starts_[segment]);
     std::array<int, 3> dc{};
-    size_t row = first / across, column = first % across, mcu = first;
+    int row = first / across, column = first % across, mcu = first;
     for (; mcu < std::min(behind, end); ++mcu) {
       const bool wanted = row >= top && column >= left && column < right;
       for (size_t c = 0; c < count_; ++c) {
         const Component& component = components_[c];
-        const auto side = static_cast<size_t>(component.side);
         for (int y = 0; y < component.rows; ++y) {
           for (int x = 0; x < component.columns; ++x) {
             if (!wanted) {
               if (!read_block<false>(&bits, component, &dc[c], block, nullptr)) return false;
               continue;
             }
-            const size_t block_x =
-                (column - left) * static_cast<size_t>(component.columns) + static_cast<size_t>(x);
-            const size_t block_y =
-                (row - top) * static_cast<size_t>(component.rows) + static_cast<size_t>(y);
-            uint8_t* out = component.plane + (block_y * component.stride + block_x) * side;
+            const int block_x = (column - left) * component.columns + x;
+            const int block_y = (row - top) * component.rows + y;
+            uint8_t* out =
+                component.plane + (block_y * component.stride + block_x) * component.side;
             if (!read_block<true>(&bits, component, &dc[c], block, out)) return false;
           }
         }
@@ -682,25 +679,17 @@ bool BaselineJpeg::decode(const jpeg_decompress_struct& info, const Region& regi
   grid.top = std::max(0, region.top - 2) / mcu_height;
   grid.right = std::min(grid.across, ceil_div(region.right + 2, mcu_width));
   grid.bottom = std::min(grid.down, ceil_div(region.bottom + 2, mcu_height));
-  const size_t mcus = static_cast<size_t>(grid.across) * static_cast<size_t>(grid.down);
-  const size_t interval = info.restart_interval == 0 ? mcus : info.restart_interval;
-  if (!unpack({info.src->next_input_byte, info.src->bytes_in_buffer},
-              (mcus + interval - 1) / interval)) {
-    return false;
-  }
-  size_t bytes = 0;
-  std::array<size_t, 3> places{};
+  const int mcus = grid.across * grid.down;
+  const int interval = info.restart_interval == 0 ? mcus : static_cast<int>(info.restart_interval);
+  const std::span<const uint8_t> scan{info.src->next_input_byte, info.src->bytes_in_buffer};
+  if (!unpack(scan, static_cast<size_t>(ceil_div(mcus, interval)))) return false;
   for (size_t i = 0; i < count_; ++i) {
     Component& component = components_[i];
-    const auto columns =
-        static_cast<size_t>((grid.right - grid.left) * component.columns * component.side);
-    component.stride = (columns + kSlack + 63) / 64 * 64;
-    places[i] = bytes;
-    bytes += component.stride *
-             static_cast<size_t>((grid.bottom - grid.top) * component.rows * component.side);
+    const int columns = (grid.right - grid.left) * component.columns * component.side;
+    const int rows = (grid.bottom - grid.top) * component.rows * component.side;
+    component.stride = (static_cast<size_t>(columns) + kSlack + 63) / 64 * 64;
+    component.plane = planes_[i].get(component.stride * static_cast<size_t>(rows) + kSlack);
   }
-  uint8_t* planes = planes_.get(bytes + kSlack);
-  for (size_t i = 0; i < count_; ++i) components_[i].plane = planes + places[i];
   if (!entropy(grid, interval)) return false;
   const int right = std::min(grid.right * mcu_width, ceil_div(info.image_width, 1 << shift));
   picture->allocate({grid.left * mcu_width, region.top, right, region.bottom});
@@ -723,16 +712,6 @@ void BaselineJpeg::convert(const Grid& grid, Picture* picture) {
     }
     to_rgb(luma.plane + line * luma.stride, cb, cr, picture->width, picture->row(y));
   }
-}
-
-}  // namespace headrace::pixels
-
-#else
-
-namespace headrace::pixels {
-
-bool BaselineJpeg::decode(const jpeg_decompress_struct&, const Region&, int, Picture*) {
-  return false;
 }
 
 }  // namespace headrace::pixels

@@ -1,6 +1,6 @@
 // The pixels of our own JPEG decoder are libjpeg's, for every sampling, size, region and restart
 // interval; what it cannot vouch for it leaves alone.
-#if HEADRACE_HAVE_JPEG
+#if HEADRACE_HAVE_JPEG && defined(__x86_64__)
 
 #include "pixels/baseline.h"
 

@@ -74,7 +74,9 @@ class JpegDecoder final : public Decoder {
   }
 
   Reason decode(const Region& region, int shift, Picture* picture) override {
+#if defined(__x86_64__)
     if (baseline_.decode(info_, region, shift, picture)) return {};
+#endif
     if (setjmp(errors_.escape) != 0) {
       jpeg_abort_decompress(&info_);
       return reason();
