@@ -32,13 +32,10 @@ class Random {
   uint64_t state_;
 };
 
-struct Box {
-  int left, top, width, height;
-};
-
-// Ten tries for a random area and aspect that fit, then the middle: torchvision's
-// RandomResizedCrop.
-Box random_box(const Recipe& recipe, int width, int height, Random& random) {
+// Sets the part of a picture: ten tries for a random area and aspect that fit, then the middle, as
+// torchvision's RandomResizedCrop does.
+void cut_at_random(const Recipe& recipe, Random& random, Cut* cut) {
+  const int width = cut->width, height = cut->height;
   const double whole = static_cast<double>(width) * height;
   const double low = std::log(recipe.aspect[0]), high = std::log(recipe.aspect[1]);
   for (int i = 0; i < 10; ++i) {
@@ -47,23 +44,24 @@ Box random_box(const Recipe& recipe, int width, int height, Random& random) {
     const double w = std::nearbyint(std::sqrt(area * aspect));
     const double h = std::nearbyint(std::sqrt(area / aspect));
     if (w >= 1 && w <= width && h >= 1 && h <= height) {
-      const int top = random.below(height - static_cast<int>(h) + 1);
-      const int left = random.below(width - static_cast<int>(w) + 1);
-      return {left, top, static_cast<int>(w), static_cast<int>(h)};
+      cut->columns = static_cast<int>(w), cut->rows = static_cast<int>(h);
+      cut->top = random.below(height - cut->rows + 1);
+      cut->left = random.below(width - cut->columns + 1);
+      return;
     }
   }
-  int w = width, h = height;
   const double aspect = static_cast<double>(width) / height;
   if (aspect < recipe.aspect[0]) {
-    h = std::clamp(static_cast<int>(std::nearbyint(w / recipe.aspect[0])), 1, height);
+    cut->rows = std::clamp(static_cast<int>(std::nearbyint(width / recipe.aspect[0])), 1, height);
   } else if (aspect > recipe.aspect[1]) {
-    w = std::clamp(static_cast<int>(std::nearbyint(h * recipe.aspect[1])), 1, width);
+    cut->columns =
+        std::clamp(static_cast<int>(std::nearbyint(height * recipe.aspect[1])), 1, width);
   }
-  return {(width - w) / 2, (height - h) / 2, w, h};
+  cut->left = (width - cut->columns) / 2, cut->top = (height - cut->rows) / 2;
 }
 
 // `outputs` from `first` on of a part that is resized to `resized` pixels.
-Axis cut(int start, int length, int resized, int first, int outputs) {
+Axis axis_of(int start, int length, int resized, int first, int outputs) {
   return {.low = start,
           .high = start + length,
           .origin = static_cast<double>(start),
@@ -72,13 +70,8 @@ Axis cut(int start, int length, int resized, int first, int outputs) {
           .count = outputs};
 }
 
-Axis cut(int start, int length, int outputs) { return cut(start, length, outputs, 0, outputs); }
-
-// The middle `outputs` of a side that is resized to `resized` pixels.
-Axis middle(int side, int resized, int outputs) {
-  const double first = std::nearbyint((resized - outputs) / 2.0);
-  return cut(0, side, resized, static_cast<int>(first), outputs);
-}
+// Where the middle begins.
+int middle(int side, int part) { return static_cast<int>(std::nearbyint((side - part) / 2.0)); }
 
 // Whether `part` pixels from `begin` on lie within a side, which is a picture's.
 bool within(int32_t begin, int32_t part, int32_t side) {
@@ -186,41 +179,34 @@ int Plan::shift() const {
 
 Plan draw(const Recipe& recipe, int width, int height, const Draw& what) {
   Random random(what);
-  Plan plan;
-  plan.steps = what.steps;
-  switch (recipe.crop) {
-    case Crop::kGiven: {
-      const Cut& given = (*recipe.cuts)[what.index];
-      plan.x = cut(given.left, given.columns, given.resized_width, given.x, recipe.width);
-      plan.y = cut(given.top, given.rows, given.resized_height, given.y, recipe.height);
-      plan.flip = given.flip != 0;
-      plan.flip_vertical = given.flip_vertical != 0;
-      return plan;
-    }
-    case Crop::kRandom: {
-      const Box box = random_box(recipe, width, height, random);
-      plan.x = cut(box.left, box.width, recipe.width);
-      plan.y = cut(box.top, box.height, recipe.height);
-      break;
-    }
-    case Crop::kCenter: {
-      // The long side is cut off to a whole pixel, as torchvision does.
-      const int64_t s = recipe.short_side;
-      const bool wide = width > height;
-      const auto longer = static_cast<int>(std::min<int64_t>(
-          s * (wide ? width : height) / (wide ? height : width), int64_t{1} << 30));
-      plan.x = middle(width, wide ? longer : recipe.short_side, recipe.width);
-      plan.y = middle(height, wide ? recipe.short_side : longer, recipe.height);
-      break;
-    }
-    case Crop::kStretch:
-      plan.x = cut(0, width, recipe.width);
-      plan.y = cut(0, height, recipe.height);
-      break;
+  Cut cut{.width = width,
+          .height = height,
+          .columns = width,
+          .rows = height,
+          .resized_width = recipe.width,
+          .resized_height = recipe.height};
+  if (recipe.crop == Crop::kRandom) cut_at_random(recipe, random, &cut);
+  if (recipe.crop == Crop::kCenter) {
+    // The long side is cut off to a whole pixel, as torchvision does.
+    const auto [shorter, longer] = std::minmax(width, height);
+    const int64_t s = recipe.short_side;
+    const auto long_side = static_cast<int>(std::min<int64_t>(s * longer / shorter, kInputMax));
+    cut.resized_width = width > height ? long_side : recipe.short_side;
+    cut.resized_height = width > height ? recipe.short_side : long_side;
+    cut.x = middle(cut.resized_width, recipe.width);
+    cut.y = middle(cut.resized_height, recipe.height);
   }
-  plan.flip = random.uniform() < recipe.flip;
-  plan.flip_vertical = random.uniform() < recipe.flip_vertical;
-  return plan;
+  if (recipe.crop == Crop::kGiven) {
+    cut = (*recipe.cuts)[what.index];
+  } else {
+    cut.flip = random.uniform() < recipe.flip;
+    cut.flip_vertical = random.uniform() < recipe.flip_vertical;
+  }
+  return {.x = axis_of(cut.left, cut.columns, cut.resized_width, cut.x, recipe.width),
+          .y = axis_of(cut.top, cut.rows, cut.resized_height, cut.y, recipe.height),
+          .flip = cut.flip != 0,
+          .flip_vertical = cut.flip_vertical != 0,
+          .steps = what.steps};
 }
 
 double support_of(Filter filter) {

@@ -38,11 +38,11 @@ inline constexpr int kInputMax = 1 << 30;  // sides of what is cut are smaller
 // What becomes of one picture of `width` x `height` pixels: `columns` x `rows` of them from (left,
 // top) on are resized to `resized_width` x `resized_height`; the output begins at (x, y) of that.
 struct Cut {
-  int32_t width, height;
-  int32_t left, top, columns, rows;
-  int32_t resized_width, resized_height;
-  int32_t x, y;
-  int32_t flip, flip_vertical;  // of the output; 0 or 1
+  int32_t width = 0, height = 0;
+  int32_t left = 0, top = 0, columns = 0, rows = 0;
+  int32_t resized_width = 0, resized_height = 0;
+  int32_t x = 0, y = 0;
+  int32_t flip = 0, flip_vertical = 0;  // of the output; 0 or 1
 };
 
 struct Recipe {
