@@ -51,7 +51,7 @@ void Picture::allocate(const Region& part) {
   left = part.left, top = part.top;
   width = part.right - part.left, height = part.bottom - part.top;
   stride = (static_cast<size_t>(width) * kPixelBytes + kSlack + 63) / 64 * 64;
-  // One more row: vectors read pairs of them.
+  // One more row: vectors read pairs of them, and the taps of a row's last columns beyond its end.
   data = memory_.get(stride * (static_cast<size_t>(height) + 1));
 }
 

@@ -101,8 +101,8 @@ HEADRACE_AVX2 inline __m256i pair_of(const int16_t* weights) {
   return _mm256_set1_epi32(pair);
 }
 
-// Two rows at once, one in each half: the weights are the same. Reads up to 3 pixels behind the
-// last tap, which weigh nothing.
+// Two rows at once, one in each half: the weights are the same. At the high edge, where outputs
+// have fewer taps, reads on into the next row, of which nothing weighs anything.
 HEADRACE_AVX2 void narrow_avx2(const Taps& taps, const uint8_t* in0, const uint8_t* in1, int count,
                                uint8_t* out0, uint8_t* out1) {
   const __m256i half = _mm256_set1_epi32(1 << (kBits - 1));
@@ -295,21 +295,6 @@ void make_taps(const Axis& axis, Filter filter, std::vector<double>* sums, Taps*
   }
 }
 
-// Moves the taps of outputs at the high edge back, so that no vector reads more than 3 pixels
-// beyond it.
-void keep_below(int low, int high, Taps* taps) {
-  for (size_t i = 0; i < taps->first.size(); ++i) {
-    const int first = std::max(low, std::min(taps->first[i], high - taps->size));
-    const int moved = taps->first[i] - first;
-    if (moved == 0) continue;
-    const auto begin = taps->weights.begin() + static_cast<ptrdiff_t>(i) * 2 * taps->size;
-    for (const auto part : {begin, begin + taps->size}) {
-      std::rotate(part, part + (taps->size - moved), part + taps->size);
-    }
-    taps->first[i] = first;
-  }
-}
-
 // Bytes of a row of so many pixels: whole vectors.
 size_t padded(int pixels) { return (static_cast<size_t>(pixels) * kPixelBytes + 31) / 32 * 32; }
 
@@ -376,7 +361,6 @@ int Taps::used(int output) const {
 void Resizer::run(const Recipe& recipe, const Plan& plan, const Picture& picture, void* out) {
   const Axis x = plan.x.shrunk(picture.shift), y = plan.y.shrunk(picture.shift);
   make_taps(x, recipe.filter, &sums_, &x_);
-  keep_below(x.low, x.high, &x_);
   make_taps(y, recipe.filter, &sums_, &y_);
   const bool avx2 = has_avx2() && !plain;
   // What the outputs need of the picture.
@@ -389,7 +373,7 @@ void Resizer::run(const Recipe& recipe, const Plan& plan, const Picture& picture
   small_.stride = padded(x.count);
   small_.data = small_memory_.get(small_.stride * static_cast<size_t>(y.count) + kSlack);
   if (rows_first(plan)) {
-    const Rows half{half_memory_.get(picture.stride * static_cast<size_t>(y.count)),
+    const Rows half{half_memory_.get(picture.stride * static_cast<size_t>(y.count + 1)),
                     picture.stride};
     const int left = *std::ranges::min_element(x_.first);
     const int right =
