@@ -17,8 +17,8 @@ HEADRACE_AVX2 void loop_avx2(size_t count, Body body) {
 }
 
 template <class Body>
-void loop(size_t count, bool avx2, Body body) {
-  if (avx2) return loop_avx2(count, body);
+void loop(size_t count, Body body) {
+  if (has_avx2) return loop_avx2(count, body);
   for (size_t i = 0; i < count; ++i) body(i);
 }
 
@@ -96,13 +96,13 @@ void equalize(Levels& levels) {
 }
 
 // Each pixel's neighbours with a weight of 1 and itself with one of 5; those at the edge stay.
-void smooth(const uint32_t* in, int width, int height, bool avx2, uint32_t* out) {
+void smooth(const uint32_t* in, int width, int height, uint32_t* out) {
   const auto columns = static_cast<size_t>(width);
   std::copy_n(in, columns * static_cast<size_t>(height), out);
   if (width < 3) return;
   for (size_t y = 1; y + 1 < static_cast<size_t>(height); ++y) {
     const uint32_t* row = in + y * columns + 1;
-    loop(columns - 2, avx2, [=, to = out + y * columns + 1](size_t i) {
+    loop(columns - 2, [=, to = out + y * columns + 1](size_t i) {
       uint32_t even = 0, odd = 0;  // red and blue, green: none overflows its 16 bits
       for (const uint32_t* p : {row + i - columns, row + i, row + i + columns}) {
         even += (p[-1] & 0xff00ff) + (p[0] & 0xff00ff) + (p[1] & 0xff00ff);
@@ -191,7 +191,7 @@ void move_affine(const std::array<double, 6>& numbers, const T* in, int width, i
 template void move_affine(const std::array<double, 6>&, const uint8_t*, int, int, uint8_t,
                           uint8_t*);
 
-void Augmenter::blur(const std::array<double, 6>& values, int width, int height, bool avx2) {
+void Augmenter::blur(const std::array<double, 6>& values, int width, int height) {
   const std::array<std::vector<float>, 2> weights = {
       gaussian(static_cast<int>(values[0]), values[2]),
       gaussian(static_cast<int>(values[1]), values[3])};
@@ -206,12 +206,12 @@ void Augmenter::blur(const std::array<double, 6>& values, int width, int height,
       at = reflected(at, height);
       return reinterpret_cast<const uint8_t*>(pixels.data()) + static_cast<size_t>(at) * stride;
     };
-    loop(stride, avx2, [=, p = row(y), weight = weights[1][0]](size_t i) {
+    loop(stride, [=, p = row(y), weight = weights[1][0]](size_t i) {
       down[i] = weight * static_cast<float>(p[i]);
     });
     for (int t = 1; t < static_cast<int>(weights[1].size()); ++t) {
       const float weight = weights[1][static_cast<size_t>(t)];
-      loop(stride, avx2, [=, p = row(y - t), q = row(y + t)](size_t i) {
+      loop(stride, [=, p = row(y - t), q = row(y + t)](size_t i) {
         down[i] += weight * static_cast<float>(p[i] + q[i]);
       });
     }
@@ -219,14 +219,14 @@ void Augmenter::blur(const std::array<double, 6>& values, int width, int height,
       std::copy_n(down + 4 * reflected(-t, width), 4, down - 4 * t);
       std::copy_n(down + 4 * reflected(width - 1 + t, width), 4, down + 4 * (width - 1 + t));
     }
-    loop(stride, avx2, [=, weight = weights[0][0]](size_t i) { across[i] = weight * down[i]; });
+    loop(stride, [=, weight = weights[0][0]](size_t i) { across[i] = weight * down[i]; });
     for (size_t t = 1; t < weights[0].size(); ++t) {
-      loop(stride, avx2, [=, weight = weights[0][t], p = down - 4 * t, q = down + 4 * t](size_t i) {
+      loop(stride, [=, weight = weights[0][t], p = down - 4 * t, q = down + 4 * t](size_t i) {
         across[i] += weight * (p[i] + q[i]);
       });
     }
     auto* out = reinterpret_cast<uint8_t*>(other_.data()) + static_cast<size_t>(y) * stride;
-    loop(stride, avx2, [=](size_t i) { out[i] = static_cast<uint8_t>(across[i] + 0.5f); });
+    loop(stride, [=](size_t i) { out[i] = static_cast<uint8_t>(across[i] + 0.5f); });
   }
   pixels.swap(other_);
 }
@@ -253,10 +253,10 @@ void check(std::span<const Step> steps, int width, int height) {
   }
 }
 
-void Augmenter::run(std::span<const Step> steps, int width, int height, bool avx2) {
+void Augmenter::run(std::span<const Step> steps, int width, int height) {
   const size_t count = pixels.size();
   const auto each = [&](auto body) {
-    loop(count, avx2, [p = pixels.data(), body](size_t i) { p[i] = body(p[i]); });
+    loop(count, [p = pixels.data(), body](size_t i) { p[i] = body(p[i]); });
   };
   const auto each_channel = [&](void (*of_counts)(Levels&)) {
     Levels r{}, g{}, b{};
@@ -272,7 +272,7 @@ void Augmenter::run(std::span<const Step> steps, int width, int height, bool avx
         break;
       case Op::kContrast: {
         uint64_t sum = 0;
-        loop(count, avx2,
+        loop(count,
              [&sum, p = pixels.data()](size_t i) { sum += static_cast<uint64_t>(grey(p[i])); });
         const auto mean = static_cast<uint32_t>((2 * sum + count) / (2 * count));
         each([=](uint32_t p) { return blended(0x10101u * mean, p, factor); });
@@ -288,8 +288,8 @@ void Augmenter::run(std::span<const Step> steps, int width, int height, bool avx
         break;
       case Op::kSharpness:
         other_.resize(count);
-        smooth(pixels.data(), width, height, avx2, other_.data());
-        loop(count, avx2, [=, p = pixels.data(), from = other_.data()](size_t i) {
+        smooth(pixels.data(), width, height, other_.data());
+        loop(count, [=, p = pixels.data(), from = other_.data()](size_t i) {
           p[i] = blended(from[i], p[i], factor);
         });
         break;
@@ -321,7 +321,7 @@ void Augmenter::run(std::span<const Step> steps, int width, int height, bool avx
         pixels.swap(other_);
         break;
       case Op::kBlur:
-        blur(values, width, height, avx2);
+        blur(values, width, height);
         break;
       case Op::kErase:
         erase(values, width, pixels.data());

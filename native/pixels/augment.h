@@ -52,10 +52,10 @@ class Augmenter {
   std::vector<uint32_t> pixels;
 
   // REQUIRES steps that `check` accepts, and width * height pixels.
-  void run(std::span<const Step> steps, int width, int height, bool avx2);
+  void run(std::span<const Step> steps, int width, int height);
 
  private:
-  void blur(const std::array<double, 6>& values, int width, int height, bool avx2);
+  void blur(const std::array<double, 6>& values, int width, int height);
 
   std::vector<uint32_t> other_;
   std::vector<float> sums_;

@@ -668,7 +668,7 @@ const uint8_t* BaselineJpeg::chroma_row(const Component& component, const Grid& 
 
 bool BaselineJpeg::decode(const jpeg_decompress_struct& info, const Region& region, int shift,
                           Picture* picture) {
-  if (!has_avx2() || !choose(info, shift)) return false;
+  if (!has_avx2 || !choose(info, shift)) return false;
   const Component& luma = components_[0];
   const int mcu_width = luma.columns * luma.side, mcu_height = luma.rows * luma.side;
   Grid grid;

@@ -45,7 +45,7 @@ int difference(BaselineJpeg& decoder, const Bytes& bytes, const Region& region, 
 }  // namespace
 
 TEST_CASE("Pixels are libjpeg's, and nearly so where they are scaled") {
-  if (!__builtin_cpu_supports("avx2")) return;
+  if (!has_avx2) return;
   std::mt19937 random(11);
   const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
   BaselineJpeg decoder;
@@ -77,7 +77,7 @@ TEST_CASE("Pixels are libjpeg's, and nearly so where they are scaled") {
 }
 
 TEST_CASE("What is not baseline, whole and plain is left to libjpeg") {
-  if (!__builtin_cpu_supports("avx2")) return;
+  if (!has_avx2) return;
   BaselineJpeg decoder;
   const Region all{0, 0, 90, 70};
   CHECK(difference(decoder, encoded({.width = 90, .height = 70}, 1), all, 0) == 0);

@@ -28,15 +28,6 @@ bool begins(std::span<const uint8_t> bytes, size_t at, const char* magic, size_t
 
 }  // namespace
 
-bool has_avx2() {
-#if defined(__x86_64__)
-  static const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
-  return has;
-#else
-  return false;
-#endif
-}
-
 uint8_t* Scratch::get(size_t bytes) {
   if (bytes > capacity_) {
     memory_.reset();
@@ -58,7 +49,7 @@ void Picture::allocate(const Region& part) {
 void to_pixels(const uint8_t* rgb, size_t count, uint8_t* out) {
   size_t i = 0;
 #if defined(__x86_64__)
-  if (has_avx2()) i = to_pixels_avx2(rgb, count, out);
+  if (has_avx2) i = to_pixels_avx2(rgb, count, out);
 #endif
   for (; i < count; ++i) {
     std::memcpy(out + kPixelBytes * i, rgb + 3 * i, 3);

@@ -197,7 +197,7 @@ int unfilter_some(uint8_t* first, size_t stride, int count, const uint8_t* above
     if (first[static_cast<size_t>(r) * stride] > 4) count = r;
   }
 #if defined(__x86_64__)
-  if (has_avx2() && count > 0 && first[0] != 0 && first[0] != 2 && (pixel == 3 || pixel == 4)) {
+  if (has_avx2 && count > 0 && first[0] != 0 && first[0] != 2 && (pixel == 3 || pixel == 4)) {
     (pixel == 3 ? unfilter_at_once<3> : unfilter_at_once<4>)(first, stride, count, above, columns);
     return count;
   }

@@ -43,18 +43,6 @@ void narrow_plain(const Taps& taps, const uint8_t* in, int count, uint8_t* out) 
   }
 }
 
-// One output row of `bytes` bytes, from the first `used` of its rows, which are `stride` apart.
-void blend_plain(const int16_t* weights, int size, int used, const uint8_t* in, size_t stride,
-                 size_t bytes, uint8_t* out) {
-  for (size_t i = 0; i < bytes; ++i) {
-    int32_t sum = 1 << (kBits - 1);
-    for (int k = 0; k < used; ++k) {
-      sum += weight(weights, size, k) * in[static_cast<size_t>(k) * stride + i];
-    }
-    out[i] = clipped(sum);
-  }
-}
-
 // Rounds to the nearest, ties to even, as IEEE 754 does.
 uint16_t half_of(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
@@ -221,7 +209,7 @@ struct Walk {
 };
 
 template <class T>
-void write_pixels(const Recipe& recipe, const Walk& walk, bool avx2, void* to) {
+void write_pixels(const Recipe& recipe, const Walk& walk, void* to) {
   const Levels<T> levels = levels_of<T>(recipe);
   const auto level = [&](size_t of, uint8_t value) {
     if constexpr (std::is_same_v<T, uint8_t>) return value;
@@ -235,7 +223,7 @@ void write_pixels(const Recipe& recipe, const Walk& walk, bool avx2, void* to) {
     T* out = static_cast<T*>(to) + static_cast<size_t>(y) * columns * beside;
     size_t x = 0;
 #if defined(__x86_64__)
-    if (avx2 && recipe.planar && (walk.dx == kPixel || walk.dx == -kPixel)) {
+    if (has_avx2 && recipe.planar && (walk.dx == kPixel || walk.dx == -kPixel)) {
       x = planes_avx2(p, walk.dx, columns, levels, out, channel);
       p += static_cast<ptrdiff_t>(x) * walk.dx;
     }
@@ -248,7 +236,6 @@ void write_pixels(const Recipe& recipe, const Walk& walk, bool avx2, void* to) {
 #if defined(__x86_64__)
   _mm_sfence();
 #endif
-  (void)avx2;
 }
 
 // The weights of an axis, as Pillow's precompute_coeffs has them.
@@ -311,7 +298,7 @@ bool rows_first(const Plan& plan) {
 
 // The columns of `rows` rows of `width` pixels, of which the first is the picture's column `left`.
 void narrow(const Taps& taps, const Rows& in, int left, int width, int count, int rows,
-            const Rows& out, bool avx2) {
+            const Rows& out) {
   const ptrdiff_t back = kPixel * left;
   const size_t bytes = kPixelBytes * static_cast<size_t>(width);
   for (int row = 0; row < rows; row += 2) {
@@ -326,7 +313,7 @@ void narrow(const Taps& taps, const Rows& in, int left, int width, int count, in
     }
     const uint8_t *first = in.row(row) - back, *second = in.row(other) - back;
 #if defined(__x86_64__)
-    if (avx2) {
+    if (has_avx2) {
       narrow_avx2(taps, first, second, count, out.row(row), out.row(other));
       continue;
     }
@@ -334,16 +321,21 @@ void narrow(const Taps& taps, const Rows& in, int left, int width, int count, in
     narrow_plain(taps, first, count, out.row(row));
     narrow_plain(taps, second, count, out.row(other));
   }
-  (void)avx2;
 }
 
+// One output row of `bytes` bytes, from the first `used` of its rows, which are `stride` apart.
 void blend(const int16_t* weights, int size, int used, const uint8_t* in, size_t stride,
-           size_t bytes, uint8_t* out, bool avx2) {
+           size_t bytes, uint8_t* out) {
 #if defined(__x86_64__)
-  if (avx2) return blend_avx2(weights, size, used, in, stride, bytes, out);
+  if (has_avx2) return blend_avx2(weights, size, used, in, stride, bytes, out);
 #endif
-  (void)avx2;
-  blend_plain(weights, size, used, in, stride, bytes, out);
+  for (size_t i = 0; i < bytes; ++i) {
+    int32_t sum = 1 << (kBits - 1);
+    for (int k = 0; k < used; ++k) {
+      sum += weight(weights, size, k) * in[static_cast<size_t>(k) * stride + i];
+    }
+    out[i] = clipped(sum);
+  }
 }
 
 }  // namespace
@@ -362,7 +354,6 @@ void Resizer::run(const Recipe& recipe, const Plan& plan, const Picture& picture
   const Axis x = plan.x.shrunk(picture.shift), y = plan.y.shrunk(picture.shift);
   make_taps(x, recipe.filter, &sums_, &x_);
   make_taps(y, recipe.filter, &sums_, &y_);
-  const bool avx2 = has_avx2() && !plain;
   // What the outputs need of the picture.
   const int low = *std::ranges::min_element(y_.first);
   int high = low;
@@ -381,24 +372,22 @@ void Resizer::run(const Recipe& recipe, const Plan& plan, const Picture& picture
     const ptrdiff_t skipped = kPixel * (left - picture.left);
     for (int i = 0; i < y.count; ++i) {
       const uint8_t* in = from.row(y_.first[i] - low) + skipped;
-      blend(y_.of(i), y_.size, y_.used(i), in, from.stride, padded(right - left), half.row(i),
-            avx2);
+      blend(y_.of(i), y_.size, y_.used(i), in, from.stride, padded(right - left), half.row(i));
     }
-    narrow(x_, half, left, right - left, x.count, y.count, small_, avx2);
+    narrow(x_, half, left, right - left, x.count, y.count, small_);
   } else {
     const Rows half{half_memory_.get(small_.stride * static_cast<size_t>(high - low + 1)),
                     small_.stride};
-    narrow(x_, from, picture.left, picture.width, x.count, high - low, half, avx2);
+    narrow(x_, from, picture.left, picture.width, x.count, high - low, half);
     for (int i = 0; i < y.count; ++i) {
       const uint8_t* in = half.row(y_.first[i] - low);
-      blend(y_.of(i), y_.size, y_.used(i), in, half.stride, half.stride, small_.row(i), avx2);
+      blend(y_.of(i), y_.size, y_.used(i), in, half.stride, half.stride, small_.row(i));
     }
   }
   write(recipe, plan, out);
 }
 
 void Resizer::write(const Recipe& recipe, const Plan& plan, void* out) {
-  const bool avx2 = has_avx2() && !plain;
   Walk walk{small_.data, kPixel, static_cast<ptrdiff_t>(small_.stride)};
   if (plan.turned) std::swap(walk.dx, walk.dy);
   if (plan.flip) walk.first += (recipe.width - 1) * walk.dx, walk.dx = -walk.dx;
@@ -411,17 +400,17 @@ void Resizer::write(const Recipe& recipe, const Plan& plan, void* out) {
       const uint8_t* p = walk.first + y * walk.dy;
       for (int x = 0; x < recipe.width; ++x, p += walk.dx) std::memcpy(to++, p, kPixelBytes);
     }
-    augmenter_.run(plan.steps, recipe.width, recipe.height, avx2);
+    augmenter_.run(plan.steps, recipe.width, recipe.height);
     walk = {reinterpret_cast<const uint8_t*>(upright.data()), kPixel, kPixel * recipe.width};
   }
   switch (recipe.type) {
     case Type::kUint8:
-      return write_pixels<uint8_t>(recipe, walk, avx2, out);
+      return write_pixels<uint8_t>(recipe, walk, out);
     case Type::kFloat32:
-      return write_pixels<float>(recipe, walk, avx2, out);
+      return write_pixels<float>(recipe, walk, out);
     case Type::kFloat16:
     case Type::kBfloat16:
-      return write_pixels<uint16_t>(recipe, walk, avx2, out);
+      return write_pixels<uint16_t>(recipe, walk, out);
   }
 }
 

@@ -36,9 +36,6 @@ class Resizer {
   // REQUIRES that the picture has the plan's region.
   void run(const Recipe& recipe, const Plan& plan, const Picture& picture, void* out);
 
-  // For tests: never AVX2.
-  bool plain = false;
-
  private:
   void write(const Recipe& recipe, const Plan& plan, void* out);
 
