@@ -296,45 +296,48 @@ bool rows_first(const Plan& plan) {
   return lost(plan.y) > 0 && lost(plan.y) > 2 * lost(plan.x);
 }
 
-// The columns of `rows` rows of `width` pixels, of which the first is the picture's column `left`.
-void narrow(const Taps& taps, const Rows& in, int left, int width, int count, int rows,
-            const Rows& out) {
-  const ptrdiff_t back = kPixel * left;
-  const size_t bytes = kPixelBytes * static_cast<size_t>(width);
-  for (int row = 0; row < rows; row += 2) {
+// The columns of the rows that `out` has.
+void narrow(const Taps& taps, const Picture& in, const Picture& out) {
+  const ptrdiff_t back = kPixel * in.left;
+  const size_t bytes = kPixelBytes * static_cast<size_t>(in.width);
+  const int end = out.top + out.height;
+  for (int row = out.top; row < end; row += 2) {
     // Of an odd number the last is done twice.
-    const int other = std::min(row + 1, rows - 1);
+    const int other = std::min(row + 1, end - 1);
     // Half of a drawing's rows equal the one above.
     const auto repeats = [&](int y) { return std::memcmp(in.row(y), in.row(row - 1), bytes) == 0; };
-    if (row > 0 && repeats(row) && repeats(other)) {
+    if (row > out.top && repeats(row) && repeats(other)) {
       for (const int y : {row, other})
-        std::memcpy(out.row(y), out.row(row - 1), kPixelBytes * static_cast<size_t>(count));
+        std::memcpy(out.row(y), out.row(row - 1), kPixelBytes * static_cast<size_t>(out.width));
       continue;
     }
     const uint8_t *first = in.row(row) - back, *second = in.row(other) - back;
 #if defined(__x86_64__)
     if (has_avx2) {
-      narrow_avx2(taps, first, second, count, out.row(row), out.row(other));
+      narrow_avx2(taps, first, second, out.width, out.row(row), out.row(other));
       continue;
     }
 #endif
-    narrow_plain(taps, first, count, out.row(row));
-    narrow_plain(taps, second, count, out.row(other));
+    narrow_plain(taps, first, out.width, out.row(row));
+    narrow_plain(taps, second, out.width, out.row(other));
   }
 }
 
-// One output row of `bytes` bytes, from the first `used` of its rows, which are `stride` apart.
-void blend(const int16_t* weights, int size, int used, const uint8_t* in, size_t stride,
-           size_t bytes, uint8_t* out) {
+// A row of `out`, of input rows from `in` on, which are `stride` bytes apart.
+void blend(const Taps& taps, int row, const uint8_t* in, size_t stride, const Picture& out) {
+  const int16_t* weights = taps.of(row);
+  const int used = taps.used(row);
+  const size_t bytes = padded(out.width);
+  uint8_t* to = out.row(row);
 #if defined(__x86_64__)
-  if (has_avx2) return blend_avx2(weights, size, used, in, stride, bytes, out);
+  if (has_avx2) return blend_avx2(weights, taps.size, used, in, stride, bytes, to);
 #endif
   for (size_t i = 0; i < bytes; ++i) {
     int32_t sum = 1 << (kBits - 1);
     for (int k = 0; k < used; ++k) {
-      sum += weight(weights, size, k) * in[static_cast<size_t>(k) * stride + i];
+      sum += weight(weights, taps.size, k) * in[static_cast<size_t>(k) * stride + i];
     }
-    out[i] = clipped(sum);
+    to[i] = clipped(sum);
   }
 }
 
@@ -355,33 +358,26 @@ void Resizer::run(const Recipe& recipe, const Plan& plan, const Picture& picture
   make_taps(x, recipe.filter, &sums_, &x_);
   make_taps(y, recipe.filter, &sums_, &y_);
   // What the outputs need of the picture.
-  const int low = *std::ranges::min_element(y_.first);
+  const int low = *std::ranges::min_element(y_.first), left = *std::ranges::min_element(x_.first);
   int high = low;
   for (int i = 0; i < y.count; ++i) high = std::max(high, y_.first[i] + y_.used(i));
   high = std::min(high, picture.top + picture.height);
-  assert(low >= picture.top && low < high);
-  const Rows from{picture.row(low), picture.stride};
-  small_.stride = padded(x.count);
-  small_.data = small_memory_.get(small_.stride * static_cast<size_t>(y.count) + kSlack);
+  const int right =
+      std::min(*std::ranges::max_element(x_.first) + x_.size, picture.left + picture.width);
+  assert(low >= picture.top && low < high && left >= picture.left && left < right);
+  small_.allocate({0, 0, x.count, y.count});
   if (rows_first(plan)) {
-    const Rows half{half_memory_.get(picture.stride * static_cast<size_t>(y.count + 1)),
-                    picture.stride};
-    const int left = *std::ranges::min_element(x_.first);
-    const int right =
-        std::min(*std::ranges::max_element(x_.first) + x_.size, picture.left + picture.width);
-    const ptrdiff_t skipped = kPixel * (left - picture.left);
+    half_.allocate({left, 0, right, y.count});
     for (int i = 0; i < y.count; ++i) {
-      const uint8_t* in = from.row(y_.first[i] - low) + skipped;
-      blend(y_.of(i), y_.size, y_.used(i), in, from.stride, padded(right - left), half.row(i));
+      const uint8_t* in = picture.row(y_.first[i]) + kPixel * (left - picture.left);
+      blend(y_, i, in, picture.stride, half_);
     }
-    narrow(x_, half, left, right - left, x.count, y.count, small_);
+    narrow(x_, half_, small_);
   } else {
-    const Rows half{half_memory_.get(small_.stride * static_cast<size_t>(high - low + 1)),
-                    small_.stride};
-    narrow(x_, from, picture.left, picture.width, x.count, high - low, half);
+    half_.allocate({0, low, x.count, high});
+    narrow(x_, picture, half_);
     for (int i = 0; i < y.count; ++i) {
-      const uint8_t* in = half.row(y_.first[i] - low);
-      blend(y_.of(i), y_.size, y_.used(i), in, half.stride, half.stride, small_.row(i));
+      blend(y_, i, half_.row(y_.first[i]), half_.stride, small_);
     }
   }
   write(recipe, plan, out);

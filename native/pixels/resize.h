@@ -24,12 +24,6 @@ struct Taps {
   int used(int output) const;
 };
 
-struct Rows {
-  uint8_t* data = nullptr;
-  size_t stride = 0;
-  uint8_t* row(int i) const { return data + static_cast<ptrdiff_t>(stride) * i; }
-};
-
 class Resizer {
  public:
   // The plan's axes are the picture's as it lies in the file. Writes `recipe.output_bytes()` bytes.
@@ -41,8 +35,7 @@ class Resizer {
 
   Taps x_, y_;
   std::vector<double> sums_;
-  Scratch half_memory_, small_memory_;
-  Rows small_;  // resized
+  Picture half_, small_;  // resized along one axis, and along both
   Augmenter augmenter_;
 };
 
