@@ -4,13 +4,9 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdio>
 #include <cstring>
 
-// After <cstdio>, which it needs.
-// clang-format off
-#include <jpeglib.h>
-// clang-format on
+#include "pixels/jpeg_errors.h"  // and libjpeg's headers
 
 namespace headrace::pixels {
 namespace {

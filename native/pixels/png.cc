@@ -21,7 +21,6 @@ namespace headrace::pixels {
 namespace {
 
 constexpr size_t kSignature = 8;
-constexpr uint32_t kSideLargest = 1u << 30;
 
 enum Colour { kGrey = 0, kTrue = 2, kPalette = 3, kGreyAlpha = 4, kTrueAlpha = 6 };
 
@@ -313,7 +312,7 @@ class PngDecoder final : public Decoder {
     height_ = big_endian(&body[4]);
     depth_ = body[8];
     colour_ = body[9];
-    if (width_ == 0 || height_ == 0 || width_ >= kSideLargest || height_ >= kSideLargest) {
+    if (width_ == 0 || height_ == 0 || width_ >= kInputMax || height_ >= kInputMax) {
       return "its header gives it no size";
     }
     if (body[10] != 0 || body[11] != 0 || body[12] > 1) return "its header names unknown methods";

@@ -6,7 +6,6 @@
 #include <chrono>
 
 #include "core/error.h"
-#include "pixels/decode.h"
 
 namespace headrace::pixels {
 namespace {
@@ -164,7 +163,6 @@ void DecodePool::work(unsigned number) {
     stats_.busy_s += ended_s - begun_s;
     ++stats_.pictures;
     stats_.bytes += encoded.size();
-    stats_.failures += !reason.empty();
     const std::lock_guard of_job(job->mutex_);
     if (!reason.empty()) job->failures.push_back({sample, std::move(reason), of_mask});
     job->busy_s += ended_s - begun_s;

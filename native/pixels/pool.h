@@ -37,7 +37,6 @@ struct DecodeStats {
   double idle_s = 0;  // that they waited for batches
   uint64_t pictures = 0;
   uint64_t bytes = 0;           // encoded
-  uint64_t failures = 0;        // pictures that could not be decoded here
   uint64_t buffered_bytes = 0;  // pixels being decoded, or decoded and not taken
 };
 

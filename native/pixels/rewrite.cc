@@ -8,7 +8,6 @@
 #include <cstring>
 #include <limits>
 #include <mutex>
-#include <new>
 
 #include "pixels/jpeg_errors.h"
 
