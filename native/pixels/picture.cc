@@ -58,17 +58,11 @@ void to_pixels(const uint8_t* rgb, size_t count, uint8_t* out) {
 }
 
 Format format_of(std::span<const uint8_t> bytes) {
-#if HEADRACE_HAVE_JPEG
-  if (begins(bytes, 0, "\xff\xd8\xff", 3)) return Format::kJpeg;
-#endif
-#if HEADRACE_HAVE_DEFLATE
-  if (begins(bytes, 0, "\x89PNG\r\n\x1a\n", 8)) return Format::kPng;
-#endif
-#if HEADRACE_HAVE_WEBP
-  if (begins(bytes, 0, "RIFF", 4) && begins(bytes, 8, "WEBP", 4)) return Format::kWebp;
-#endif
-  if (begins(bytes, 0, "P6", 2)) return Format::kPpm;
-  return Format::kUnknown;
+  if (HEADRACE_HAVE_JPEG && begins(bytes, 0, "\xff\xd8\xff", 3)) return Format::kJpeg;
+  if (HEADRACE_HAVE_DEFLATE && begins(bytes, 0, "\x89PNG\r\n\x1a\n", 8)) return Format::kPng;
+  const bool webp = begins(bytes, 0, "RIFF", 4) && begins(bytes, 8, "WEBP", 4);
+  if (HEADRACE_HAVE_WEBP && webp) return Format::kWebp;
+  return begins(bytes, 0, "P6", 2) ? Format::kPpm : Format::kUnknown;
 }
 
 // TIFF's first directory (TIFF 6.0, section 2): tag 0x0112, one SHORT.
