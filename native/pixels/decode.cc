@@ -65,18 +65,14 @@ Reason within_memory(Body body) {
   }
 }
 
-// Blends pixels with what lies behind them, rounded to the nearest.
-void lay_over(uint32_t background, Picture* picture) {
-  const std::array<int, 3> behind = {static_cast<int>(background >> 16 & 255),
-                                     static_cast<int>(background >> 8 & 255),
-                                     static_cast<int>(background & 255)};
+// Blends pixels with what lies behind them.
+void lay_over(int background, Picture* picture) {
   for (int y = picture->top; y < picture->top + picture->height; ++y) {
     uint8_t* p = picture->row(y);
     for (int x = 0; x < picture->width; ++x, p += kPixelBytes) {
-      const int alpha = p[3];
-      for (size_t c = 0; c < behind.size(); ++c) {
-        const int sum = p[c] * alpha + behind[c] * (255 - alpha) + 128;
-        p[c] = static_cast<uint8_t>((sum + (sum >> 8)) >> 8);
+      for (int c = 0; c < 3; ++c) {
+        const int behind = background >> (16 - 8 * c) & 255;
+        p[c] = level_of(p[c] * p[3] + behind * (255 - p[3]));
       }
     }
   }
@@ -298,7 +294,7 @@ Reason Worker::decoded(std::span<const Output> outputs, const Header& header, De
   picture_.shift = shift;
   if (Reason reason = decoder.decode(region, shift, &picture_); !reason.empty()) return reason;
   if (background >= 0 && header.alpha == Alpha::kPixels) {
-    lay_over(static_cast<uint32_t>(background), &picture_);
+    lay_over(background, &picture_);
   }
   for (size_t i = 0; i < outputs.size(); ++i) {
     resizer_.run(*outputs[i].recipe, plans_[i], picture_, outputs[i].out);

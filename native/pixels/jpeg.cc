@@ -38,12 +38,7 @@ void count_scans(j_common_ptr common) {
 // As Pillow converts: Adobe's files hold their inks inverted, and so do all others that are met.
 void inks_to_rgb(uint8_t* row, int width) {
   for (int x = 0; x < width; ++x, row += kPixelBytes) {
-    const int light = row[3];
-    for (int c = 0; c < 3; ++c) {
-      const int product = (255 - row[c]) * light + 128;
-      const int value = light - ((product + (product >> 8)) >> 8);
-      row[c] = static_cast<uint8_t>(value < 0 ? 0 : value);
-    }
+    for (int c = 0; c < 3; ++c) row[c] = level_of(row[c] * row[3]);
   }
 }
 

@@ -44,6 +44,11 @@ class Scratch {
   size_t capacity_ = 0;
 };
 
+// A sum of products of levels, of which 255 is the whole: rounded to the nearest.
+constexpr uint8_t level_of(int sum) {
+  return static_cast<uint8_t>((sum + 128 + ((sum + 128) >> 8)) >> 8);
+}
+
 // Which part is needed, in pixels of the whole picture.
 struct Region {
   int left, top, right, bottom;
