@@ -279,27 +279,22 @@ HEADRACE_AVX2 void inverse_8(const int16_t* block, const uint16_t* quantisers, u
 
 // At 1/2 and 1/4, pixels are means of 2 x 2 and of 4 x 4 of the whole transform's. The weights of
 // coefficients 0 to 7, times 2^15, for the first half of the pixels; the others mirror them.
+constexpr int16_t kMeans2[1][8] = {{11585, 10498, 0, -3686, 0, 2463, 0, -2088}};
 constexpr int16_t kMeans4[2][8] = {{11585, 14846, 10703, 5213, 0, -3483, -4433, -2953},
                                    {11585, 6149, -10703, -12586, 0, 8410, 4433, -1223}};
-constexpr int16_t kMeans2[1][8] = {{11585, 10498, 0, -3686, 0, 2463, 0, -2088}};
-
-template <int kSide>
-constexpr const int16_t* means_of(int row) {
-  return kSide == 4 ? kMeans4[row] : kMeans2[0];
-}
 
 template <int kSide>
 HEADRACE_AVX2 void inverse_means(const int16_t* block, const uint16_t* quantisers, uint8_t* out,
                                  size_t stride) {
+  constexpr auto kMeans = kSide == 2 ? kMeans2 : kMeans4;
   __m128i in[8];
   dequantise(block, quantisers, in);
   const __m256i pairs[4] = {paired(in[0], in[2]), paired(in[4], in[6]), paired(in[1], in[3]),
                             paired(in[5], in[7])};
-  __m128i rows[4] = {_mm_setzero_si128(), _mm_setzero_si128(), _mm_setzero_si128(),
-                     _mm_setzero_si128()};
+  __m128i rows[4] = {};
   const __m256i half = _mm256_set1_epi32(1 << 12);
   for (int i = 0; i < kSide / 2; ++i) {
-    const int16_t* w = means_of<kSide>(i);
+    const int16_t* w = kMeans[i];
     const __m256i even = _mm256_add_epi32(
         half, _mm256_add_epi32(weighed(pairs[0], w[0], w[2]), weighed(pairs[1], w[4], w[6])));
     const __m256i odd =
@@ -314,10 +309,9 @@ HEADRACE_AVX2 void inverse_means(const int16_t* block, const uint16_t* quantiser
   const __m128i narrow[4] = {
       _mm_unpacklo_epi16(columns[0], columns[1]), _mm_unpacklo_epi16(columns[2], columns[3]),
       _mm_unpackhi_epi16(columns[0], columns[1]), _mm_unpackhi_epi16(columns[2], columns[3])};
-  __m128i results[4] = {_mm_setzero_si128(), _mm_setzero_si128(), _mm_setzero_si128(),
-                        _mm_setzero_si128()};
+  __m128i results[4] = {};
   for (int i = 0; i < kSide / 2; ++i) {
-    const int16_t* w = means_of<kSide>(i);
+    const int16_t* w = kMeans[i];
     const __m128i even =
         _mm_add_epi32(_mm_set1_epi32((1 << 16) + (128 << 17)),
                       _mm_add_epi32(_mm_madd_epi16(narrow[0], weights(w[0], w[2])),

@@ -200,10 +200,9 @@ Reason Worker::reduced(std::span<const Output> outputs, const Header& header, De
   const Output& first = outputs.front();
   if (first.recipe->keep_short == 0) return decoded(outputs, header, decoder);
   const auto [width, height] = upright(header);
-  const auto sides = first.recipe->kept_sides(width, height);
-  const Recipe reduction = first.recipe->reduction(sides);
-  auto picture = std::make_shared<KeptPictures::Kept>(
-      KeptPictures::Kept{sides[0], sides[1], std::vector<uint8_t>(reduction.output_bytes())});
+  const Recipe reduction = first.recipe->reduction(width, height);
+  auto picture = std::make_shared<KeptPictures::Kept>(KeptPictures::Kept{
+      reduction.width, reduction.height, std::vector<uint8_t>(reduction.output_bytes())});
   const Output whole{&reduction, {}, picture->rgb.data()};
   if (Reason reason = decoded({&whole, 1}, header, decoder); !reason.empty()) return reason;
   if (kept != nullptr) kept->add(first.draw.index, picture);

@@ -89,19 +89,15 @@ double sinc(double x) {
 
 }  // namespace
 
-std::array<int, 2> Recipe::kept_sides(int picture_width, int picture_height) const {
+Recipe Recipe::reduction(int picture_width, int picture_height) const {
   const int shorter = std::min(picture_width, picture_height);
-  if (shorter <= keep_short) return {picture_width, picture_height};
   const auto reduced = [&](int side) {
+    if (shorter <= keep_short) return side;
     return std::max(1, static_cast<int>(std::lround(1.0 * keep_short * side / shorter)));
   };
-  return {reduced(picture_width), reduced(picture_height)};
-}
-
-Recipe Recipe::reduction(std::array<int, 2> sides) const {
   Recipe whole;
-  whole.width = sides[0];
-  whole.height = sides[1];
+  whole.width = reduced(picture_width);
+  whole.height = reduced(picture_height);
   whole.crop = Crop::kStretch;
   whole.filter = filter;
   whole.planar = false;

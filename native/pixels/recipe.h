@@ -72,9 +72,8 @@ struct Recipe {
 
   // Throws Error(kInvalidArgument).
   void check() const;
-  // Of `keep_short`: what a picture is reduced to, before this recipe. Width and height.
-  std::array<int, 2> kept_sides(int picture_width, int picture_height) const;
-  Recipe reduction(std::array<int, 2> sides) const;
+  // Of `keep_short`: what a picture is reduced to, before this recipe.
+  Recipe reduction(int picture_width, int picture_height) const;
   // False: the cut that was given for this picture is of one with another size.
   bool fits(int picture_width, int picture_height, uint64_t index) const;
   size_t output_pixels() const { return static_cast<size_t>(width) * static_cast<size_t>(height); }

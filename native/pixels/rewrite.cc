@@ -30,7 +30,7 @@ pixels::Recipe whole_picture(int short_side, int width, int height) {
   whole.keep_short = short_side != 0 ? short_side : std::numeric_limits<int>::max();
   whole.scaled = false;
   whole.pixels_max = kCoefficientBytesMax / 2;
-  return whole.reduction(whole.kept_sides(width, height));
+  return whole.reduction(width, height);
 }
 
 bool begins(const jpeg_marker_struct& marker, const char* magic, size_t size) {
