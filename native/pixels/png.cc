@@ -35,7 +35,7 @@ constexpr uint32_t tag(const char (&name)[5]) {
 
 // Of Adam7: where a pass begins, and how far apart its pixels are.
 struct Pass {
-  uint32_t x, y, step_x, step_y;
+  int x, y, step_x, step_y;
 };
 constexpr std::array<Pass, 7> kAdam7{{{0, 0, 8, 8},
                                       {4, 0, 8, 8},
@@ -220,8 +220,8 @@ class PngDecoder final : public Decoder {
     data_.clear();
     exif_ = {};
     if (Reason reason = read_chunks(bytes); !reason.empty()) return reason;
-    header->width = static_cast<int>(width_);
-    header->height = static_cast<int>(height_);
+    header->width = width_;
+    header->height = height_;
     header->orientation = orientation ? exif_orientation(exif_) : 1;
     const bool channel = colour_ == kGreyAlpha || colour_ == kTrueAlpha;
     header->alpha = channel || (transparent_ && colour_ == kPalette) ? Alpha::kPixels
@@ -239,23 +239,26 @@ class PngDecoder final : public Decoder {
   Reason decode(const Region& region, int /* shift */, Picture* picture) override {
     if (Reason reason = inflate(); !reason.empty()) return reason;
     picture->allocate(region);
-    uint8_t* at = rows_;
+    uint8_t* rows = rows_;
     for (const Pass& pass : passes()) {
-      const uint32_t columns = extent(width_, pass.x, pass.step_x);
-      const uint32_t rows = extent(height_, pass.y, pass.step_y);
-      if (columns == 0 || rows == 0) continue;
-      if (!read_pass(pass, columns, rows, &at, region, picture))
-        return "a row has an unknown filter";
+      if (!read_pass(pass, rows, region, picture)) return "a row has an unknown filter";
+      rows += bytes_of(pass);
     }
     return {};
   }
 
  private:
-  static uint32_t extent(uint32_t side, uint32_t start, uint32_t step) {
+  static int extent(int side, int start, int step) {
     return side <= start ? 0 : (side - start + step - 1) / step;
   }
-  size_t row_bytes(uint32_t columns) const {
-    return (static_cast<size_t>(columns) * bits_ + 7) / 8;
+  size_t row_bytes(int columns) const { return (static_cast<size_t>(columns) * bits_ + 7) / 8; }
+  // Of a row of a pass, with its filter before it; and of all of them.
+  size_t stride_of(const Pass& pass) const {
+    return row_bytes(extent(width_, pass.x, pass.step_x)) + 1;
+  }
+  size_t bytes_of(const Pass& pass) const {
+    const int rows = pass.x < width_ ? extent(height_, pass.y, pass.step_y) : 0;
+    return stride_of(pass) * static_cast<size_t>(rows);
   }
   std::span<const Pass> passes() const {
     return interlaced_ ? std::span<const Pass>(kAdam7) : std::span<const Pass>(kWhole);
@@ -308,11 +311,11 @@ class PngDecoder final : public Decoder {
 
   Reason read_header(std::span<const uint8_t> body) {
     if (body.size() != 13) return "its header is not 13 bytes long";
-    width_ = big_endian(&body[0]);
-    height_ = big_endian(&body[4]);
+    width_ = static_cast<int>(big_endian(&body[0]));
+    height_ = static_cast<int>(big_endian(&body[4]));
     depth_ = body[8];
     colour_ = body[9];
-    if (width_ == 0 || height_ == 0 || width_ >= kInputMax || height_ >= kInputMax) {
+    if (width_ <= 0 || height_ <= 0 || width_ >= kInputMax || height_ >= kInputMax) {
       return "its header gives it no size";
     }
     if (body[10] != 0 || body[11] != 0 || body[12] > 1) return "its header names unknown methods";
@@ -345,10 +348,7 @@ class PngDecoder final : public Decoder {
       packed = {joined - bytes, bytes};
     }
     size_t bytes = 0;
-    for (const Pass& pass : passes()) {
-      const uint32_t columns = extent(width_, pass.x, pass.step_x);
-      if (columns != 0) bytes += (row_bytes(columns) + 1) * extent(height_, pass.y, pass.step_y);
-    }
+    for (const Pass& pass : passes()) bytes += bytes_of(pass);
     // A picture that claims more pixels than its bytes can hold gets no memory: deflate packs at
     // most 1,032 to 1.
     if (bytes / 1040 > packed.size()) return "it has fewer bytes than its size takes";
@@ -368,23 +368,20 @@ class PngDecoder final : public Decoder {
   }
 
   // Of what lies right of the region or below it no pixel depends.
-  bool read_pass(const Pass& pass, uint32_t columns, uint32_t rows, uint8_t** at,
-                 const Region& region, Picture* picture) {
-    const size_t stride = row_bytes(columns) + 1, pixel = std::max<size_t>(1, bits_ / 8);
-    const uint32_t left = extent(static_cast<uint32_t>(region.right), pass.x, pass.step_x);
-    const uint32_t end = extent(static_cast<uint32_t>(region.bottom), pass.y, pass.step_y);
+  bool read_pass(const Pass& pass, uint8_t* row, const Region& region, Picture* picture) {
+    const size_t stride = stride_of(pass), pixel = std::max<size_t>(1, bits_ / 8);
+    const int rows = extent(height_, pass.y, pass.step_y);
+    const int left = extent(region.right, pass.x, pass.step_x);
+    const int end = extent(region.bottom, pass.y, pass.step_y);
     const size_t bytes = row_bytes(left);
     zeros_.assign(bytes + 1, 0);
     const uint8_t* above = zeros_.data();
-    uint8_t* row = *at;
-    *at += stride * rows;
-    for (uint32_t i = 0; left > 0 && i < end;) {
-      const uint32_t most = std::min<uint32_t>(kRowsAtOnce, rows - i);
-      const int some = unfilter_some(row, stride, static_cast<int>(most), above,
-                                     static_cast<int>(left), bytes, pixel);
+    for (int i = 0; left > 0 && i < end;) {
+      const int most = std::min(kRowsAtOnce, rows - i);
+      const int some = unfilter_some(row, stride, most, above, left, bytes, pixel);
       if (some == 0) return false;
       for (int k = 0; k < some; ++k, ++i, row += stride) {
-        const auto y = static_cast<int>(pass.y + i * pass.step_y);
+        const int y = pass.y + i * pass.step_y;
         if (y >= region.top && i < end) convert_row(pass, row + 1, region, picture->row(y));
       }
       above = row - stride + 1;
@@ -394,39 +391,38 @@ class PngDecoder final : public Decoder {
 
   void convert_row(const Pass& pass, const uint8_t* row, const Region& region, uint8_t* out) const {
     // Columns of this pass that lie in the region.
-    const auto left = static_cast<uint32_t>(region.left),
-               right = static_cast<uint32_t>(region.right);
-    uint32_t i = left <= pass.x ? 0 : (left - pass.x + pass.step_x - 1) / pass.step_x;
-    const uint32_t end = extent(right, pass.x, pass.step_x);
+    int i = extent(region.left, pass.x, pass.step_x);
+    const int end = extent(region.right, pass.x, pass.step_x);
     if (i >= end) return;
-    out += kPixelBytes * (pass.x + static_cast<size_t>(i) * pass.step_x - left);
-    const size_t step = kPixelBytes * pass.step_x;
+    out += kPixelBytes * static_cast<size_t>(pass.x + i * pass.step_x - region.left);
+    const size_t step = kPixelBytes * static_cast<size_t>(pass.step_x);
     const auto each = [&](auto&& convert) {
       for (; i < end; ++i, out += step) convert(i, out);
     };
     const size_t pixel = bits_ / 8, wide = depth_ / 8;  // 0: less than a byte
     if (colour_ == kTrue || colour_ == kTrueAlpha) {
-      if (pixel == 3 && !interlaced_) return to_pixels(row + i * pixel, end - i, out);
+      const auto count = static_cast<size_t>(end - i);
+      if (pixel == 3 && !interlaced_) return to_pixels(row + i * pixel, count, out);
       if (pixel == kPixelBytes && !interlaced_) {
-        std::memcpy(out, row + i * pixel, (end - i) * pixel);
+        std::memcpy(out, row + i * pixel, count * pixel);
         return;
       }
-      each([&](uint32_t x, uint8_t* o) {
+      each([&](size_t x, uint8_t* o) {
         const uint8_t* p = row + x * pixel;
         o[0] = p[0], o[1] = p[wide], o[2] = p[2 * wide], o[3] = p[3 * wide];
       });
     } else if (colour_ == kGreyAlpha) {
-      each([&](uint32_t x, uint8_t* o) { o[0] = o[1] = o[2] = row[2 * x], o[3] = row[2 * x + 1]; });
+      each([&](size_t x, uint8_t* o) { o[0] = o[1] = o[2] = row[2 * x], o[3] = row[2 * x + 1]; });
     } else {
-      each([&](uint32_t x, uint8_t* o) {
+      each([&](size_t x, uint8_t* o) {
         std::memcpy(o, palette_[wide != 0 ? row[x] : small(row, x)].data(), kPixelBytes);
       });
     }
   }
 
   // A value of less than 8 bits.
-  unsigned small(const uint8_t* row, uint32_t x) const {
-    const size_t bit = static_cast<size_t>(x) * depth_;
+  unsigned small(const uint8_t* row, size_t x) const {
+    const size_t bit = x * depth_;
     return row[bit / 8] >> (8 - depth_ - bit % 8) & ((1u << depth_) - 1);
   }
 
@@ -437,7 +433,7 @@ class PngDecoder final : public Decoder {
   std::vector<std::span<const uint8_t>> data_;
   std::span<const uint8_t> exif_;
   std::array<std::array<uint8_t, 4>, 256> palette_{};
-  uint32_t width_ = 0, height_ = 0;
+  int width_ = 0, height_ = 0;
   size_t bits_ = 0, depth_ = 0;
   int colour_ = 0;
   bool interlaced_ = false, transparent_ = false;
