@@ -93,9 +93,7 @@ Recipe make_recipe(int height, int width, const std::string& crop, int short_sid
   recipe.keep_short = keep_short;
   recipe.background = background;
   recipe.pixels_max = max_pixels;
-  if (mean.size() != 3 || std.size() != 3) {
-    throw Error(ErrorKind::kInvalidArgument, "mean and std are not three numbers each");
-  }
+  expect(mean.size() == 3 && std.size() == 3, "mean and std are not three numbers each");
   std::copy_n(mean.begin(), 3, recipe.mean.begin());
   std::copy_n(std.begin(), 3, recipe.deviation.begin());
   recipe.check();
@@ -113,16 +111,14 @@ using PixelBytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<2>>;
 
 const DecodeJob& finished(nb::handle_t<DecodeJob> self) {
   const auto& job = nb::cast<const DecodeJob&>(self);
-  if (!job.done()) throw Error(ErrorKind::kInvalidArgument, "the batch is not decoded yet");
+  expect(job.done(), "the batch is not decoded yet");
   return job;
 }
 
 // Writable: the buffers are this batch's alone, until its last array goes.
 PixelBytes pixel_bytes(nb::handle_t<DecodeJob> self, uint64_t output) {
   const DecodeJob& job = finished(self);
-  if (output >= job.recipes.size()) {
-    throw Error(ErrorKind::kInvalidArgument, "the batch has no such output");
-  }
+  expect(output < job.recipes.size(), "the batch has no such output");
   return PixelBytes(reinterpret_cast<uint8_t*>(job.at(0, output)),
                     {job.batch->samples, job.recipes[output].output_bytes()}, self,
                     {static_cast<int64_t>(job.sample_bytes()), 1});
@@ -130,7 +126,7 @@ PixelBytes pixel_bytes(nb::handle_t<DecodeJob> self, uint64_t output) {
 
 PixelBytes mask_bytes(nb::handle_t<DecodeJob> self) {
   const DecodeJob& job = finished(self);
-  if (!job.masks) throw Error(ErrorKind::kInvalidArgument, "the batch has no masks");
+  expect(job.masks != nullptr, "the batch has no masks");
   return PixelBytes(reinterpret_cast<uint8_t*>(job.masks->data),
                     {job.batch->samples, job.recipes.back().output_pixels()}, self);
 }
@@ -148,9 +144,7 @@ using StepsIn = nb::ndarray<const double, nb::shape<-1, -1, sizeof(pixels::Step)
 // (pictures, steps of each, 7); None: there are no steps.
 std::vector<pixels::Step> steps_of(const std::optional<StepsIn>& steps, uint64_t pictures) {
   if (!steps || pictures == 0) return {};
-  if (steps->shape(0) != pictures) {
-    throw Error(ErrorKind::kInvalidArgument, "there are not augmentations for each picture");
-  }
+  expect(steps->shape(0) == pictures, "there are not augmentations for each picture");
   const auto* first = reinterpret_cast<const pixels::Step*>(steps->data());
   return {first, first + steps->shape(0) * steps->shape(1)};
 }
@@ -159,19 +153,14 @@ using RgbIn = nb::ndarray<const uint8_t, nb::shape<-1, -1, 3>, nb::c_contig, nb:
 
 // What this library could not decode and somebody else did.
 pixels::Reason replace(DecodeJob& job, uint64_t sample, const RgbIn& rgb, uint64_t output) {
-  if (!job.done() || sample >= job.batch->samples || output >= job.recipes.size()) {
-    throw Error(ErrorKind::kInvalidArgument,
-                "the batch is not decoded yet, or has no such sample or output");
-  }
-  if (rgb.shape(0) == 0 || rgb.shape(1) == 0 || rgb.shape(0) >> 30 || rgb.shape(1) >> 30) {
-    throw Error(ErrorKind::kInvalidArgument,
-                "the picture has no pixels, or a side of 2^30 and more");
-  }
+  expect(job.done() && sample < job.batch->samples && output < job.recipes.size(),
+         "the batch is not decoded yet, or has no such sample or output");
+  expect(rgb.size() != 0 && rgb.shape(0) < pixels::kInputMax && rgb.shape(1) < pixels::kInputMax,
+         "the picture has no pixels, or a side of 2^30 and more");
   const auto width = static_cast<int>(rgb.shape(1)), height = static_cast<int>(rgb.shape(0));
   const auto [recipe, draw, out] = job.output(sample, output);
-  if (!recipe->fits(width, height, draw.index)) {
-    throw Error(ErrorKind::kInvalidArgument, "the picture's size is not the one that was given");
-  }
+  expect(recipe->fits(width, height, draw.index),
+         "the picture's size is not the one that was given");
   const WithoutGil released;
   own_worker().resize(*recipe, draw, rgb.data(), width, height, out);
   return job.follow(own_worker(), sample);
@@ -186,9 +175,8 @@ std::shared_ptr<DecodeJob> submit_given(
     const nb::typed<nb::tuple, nb::bytes, nb::ellipsis>& pictures, const CutsIn& cuts,
     const std::optional<StepsIn>& given_steps) {
   const size_t outputs = pictures.size() * recipes.size();
-  if (recipes.empty() || cuts.shape(0) != outputs) {
-    throw Error(ErrorKind::kInvalidArgument, "there is not one cut for each output of a picture");
-  }
+  expect(!recipes.empty() && cuts.shape(0) == outputs,
+         "there is not one cut for each output of a picture");
   std::vector<std::span<const std::byte>> encoded;
   for (const nb::handle picture : pictures) {
     const auto bytes = nb::cast<nb::bytes>(picture);
@@ -252,9 +240,8 @@ nb::tuple rewrite_pictures(const ArrayIn<uint8_t>& pictures, const ArrayIn<uint6
       sizes.push_back(picture.size());
       all.insert(all.end(), picture.begin(), picture.end());
     }
-    if (at != bytes.size() || sizes.size() != lengths.size()) {
-      throw Error(ErrorKind::kInvalidArgument, "the lengths do not add up to the pictures' bytes");
-    }
+    expect(at == bytes.size() && sizes.size() == lengths.size(),
+           "the lengths do not add up to the pictures' bytes");
   }
   return nb::make_tuple(own(std::move(all)), own(std::move(sizes)), own(std::move(outcomes)));
 }
@@ -315,7 +302,7 @@ void register_pixels(nb::module_& m) {
           "draw",
           [](const Recipe& recipe, int width, int height, uint64_t seed, uint64_t epoch,
              uint64_t index) {
-            if (width < 1 || height < 1) throw Error(ErrorKind::kInvalidArgument, "no pixels");
+            expect(width >= 1 && height >= 1, "no pixels");
             const pixels::Plan plan = pixels::draw(recipe, width, height, {seed, epoch, index});
             return nb::make_tuple(plan.x.origin, plan.y.origin, plan.x.scale, plan.y.scale,
                                   plan.x.first, plan.y.first, plan.flip, plan.flip_vertical);

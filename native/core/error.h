@@ -37,4 +37,9 @@ class Error : public std::runtime_error {
   int system_errno;
 };
 
+// Of an argument: `what` is wrong unless it holds.
+inline void expect(bool holds, const char* what) {
+  if (!holds) throw Error(ErrorKind::kInvalidArgument, what);
+}
+
 }  // namespace headrace

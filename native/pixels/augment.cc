@@ -249,7 +249,7 @@ void check(std::span<const Step> steps, int width, int height) {
       fits &=
           odd(v[0]) && odd(v[1]) && v[0] < 2 * width && v[1] < 2 * height && v[2] > 0 && v[3] > 0;
     }
-    if (!fits) throw Error(ErrorKind::kInvalidArgument, "an augmentation is out of bounds");
+    expect(fits, "an augmentation is out of bounds");
   }
 }
 

@@ -101,9 +101,8 @@ std::shared_ptr<DecodeJob> DecodePool::submit(DecodeRequest request) {
     throw Error(ErrorKind::kInvalidArgument, "the batch has no part " + std::to_string(each));
   }
   const uint64_t samples = job->batch->samples, outputs = samples * job->recipes.size();
-  if (outputs == 0 ? !job->steps.empty() : job->steps.size() % outputs != 0) {
-    throw Error(ErrorKind::kInvalidArgument, "there are not as many augmentations of each picture");
-  }
+  expect(outputs == 0 ? job->steps.empty() : job->steps.size() % outputs == 0,
+         "there are not as many augmentations of each picture");
   job->pixels = arena_->acquire(std::max<size_t>(1, samples * job->sample_bytes()));
   for (uint64_t i = 0; i < outputs; ++i) {
     const auto [recipe, draw, out] = job->output(i / job->recipes.size(), i % job->recipes.size());

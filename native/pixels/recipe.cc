@@ -77,10 +77,6 @@ bool within(int32_t begin, int32_t part, int32_t side) {
   return begin >= 0 && part >= 1 && side >= 1 && side < kInputMax && begin <= side - part;
 }
 
-void expect(bool holds, const char* what) {
-  if (!holds) throw Error(ErrorKind::kInvalidArgument, what);
-}
-
 double sinc(double x) {
   if (x == 0.0) return 1.0;
   const double angle = x * std::numbers::pi;

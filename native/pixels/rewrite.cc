@@ -291,12 +291,9 @@ Outcome Rewriter::rewrite(const Recipe&, std::span<const uint8_t>, std::span<con
 namespace headrace::pixels {
 
 void Rewriter::Recipe::check() const {
-  if (short_side < 0 || short_side > kSideMax) {
-    throw Error(ErrorKind::kInvalidArgument, "the short side is not between 1 and 16,384 pixels");
-  }
-  if (quality < 1 || quality > 100) {
-    throw Error(ErrorKind::kInvalidArgument, "the quality is not between 1 and 100");
-  }
+  expect(short_side >= 0 && short_side <= kSideMax,
+         "the short side is not between 1 and 16,384 pixels");
+  expect(quality >= 1 && quality <= 100, "the quality is not between 1 and 100");
 }
 
 }  // namespace headrace::pixels
