@@ -221,14 +221,13 @@ std::optional<std::pair<int, int>> picture_size(const nb::bytes& encoded) {
 // Pictures back to back, of `lengths` bytes each.
 nb::tuple rewrite_pictures(const ArrayIn<uint8_t>& pictures, const ArrayIn<uint64_t>& lengths,
                            int short_side, int quality, bool decoded) {
-  const pixels::Rewriter::Recipe recipe{short_side, quality, decoded};
+  const pixels::RewriteRecipe recipe{short_side, quality, decoded};
   recipe.check();
   std::vector<uint8_t> all;
   std::vector<uint64_t> sizes;
   std::vector<uint8_t> outcomes;
   {
     const WithoutGil released;
-    thread_local pixels::Rewriter rewriter;
     const std::span<const uint8_t> bytes = view(pictures);
     size_t at = 0;
     all.reserve(bytes.size());
@@ -236,7 +235,7 @@ nb::tuple rewrite_pictures(const ArrayIn<uint8_t>& pictures, const ArrayIn<uint6
       if (length > bytes.size() - at) break;
       std::span<const uint8_t> picture = bytes.subspan(at, length);
       at += length;
-      outcomes.push_back(static_cast<uint8_t>(rewriter.rewrite(recipe, picture, &picture)));
+      outcomes.push_back(static_cast<uint8_t>(pixels::rewrite(recipe, picture, &picture)));
       sizes.push_back(picture.size());
       all.insert(all.end(), picture.begin(), picture.end());
     }

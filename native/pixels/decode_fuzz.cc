@@ -76,16 +76,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
   }
 #if HEADRACE_HAVE_JPEG
-  static Rewriter* const rewriter = new Rewriter;
   std::span<const uint8_t> result;
   const bool reduce = (data[0] & 2) != 0;
-  const Outcome outcome = rewriter->rewrite({reduce ? 1 + data[1] % 40 : 0, 80}, bytes, &result);
+  const Outcome outcome = rewrite({reduce ? 1 + data[1] % 40 : 0, 80}, bytes, &result);
   if (outcome != Outcome::kRewritten || reduce) return 0;
   using headrace::testing::coefficients;
   const std::vector<uint8_t> before(bytes.begin(), bytes.end()),
       after(result.begin(), result.end());
   if (coefficients(after) != coefficients(before)) std::abort();
-  if (rewriter->rewrite({}, after, &result) != Outcome::kAlready) std::abort();
+  if (rewrite({}, after, &result) != Outcome::kAlready) std::abort();
 #endif
   return 0;
 }

@@ -1,17 +1,26 @@
 #include "pixels/rewrite.h"
 
-#include "core/error.h"
-
-#if HEADRACE_HAVE_JPEG
-
 #include <algorithm>
 #include <cstring>
 #include <limits>
 #include <mutex>
 
+#include "core/error.h"
+#if HEADRACE_HAVE_JPEG
 #include "pixels/jpeg_errors.h"
+#endif
 
 namespace headrace::pixels {
+
+void RewriteRecipe::check() const {
+  expect(HEADRACE_HAVE_JPEG,
+         "this build of headrace has no libjpeg-turbo, and rewrites no pictures");
+  expect(short_side >= 0 && short_side <= kSideMax,
+         "the short side is not between 1 and 16,384 pixels");
+  expect(quality >= 1 && quality <= 100, "the quality is not between 1 and 100");
+}
+
+#if HEADRACE_HAVE_JPEG
 namespace {
 
 // Between restart markers, in a row of MCUs. With markers at each row alone a crop needs what lies
@@ -25,8 +34,8 @@ constexpr size_t kAloneBytes = size_t{64} << 20;
 constexpr size_t bound_of(size_t bytes) { return 2 * bytes + (size_t{64} << 10); }
 
 // The whole picture, decoded at its full size and reduced to `short_side` pixels; 0: not reduced.
-pixels::Recipe whole_picture(int short_side, int width, int height) {
-  pixels::Recipe whole;
+Recipe whole_picture(int short_side, int width, int height) {
+  Recipe whole;
   whole.keep_short = short_side != 0 ? short_side : std::numeric_limits<int>::max();
   whole.scaled = false;
   whole.pixels_max = kCoefficientBytesMax / 2;
@@ -37,17 +46,17 @@ bool begins(const jpeg_marker_struct& marker, const char* magic, size_t size) {
   return marker.data_length >= size && std::memcmp(marker.data, magic, size) == 0;
 }
 
-}  // namespace
-
-struct Rewriter::Files {
+// One thread's. Its memory is kept from picture to picture.
+struct Rewriter {
   jpeg_decompress_struct in{};
   jpeg_compress_struct out{};
   jpeg_destination_mgr destination{};
   JpegErrors errors{};
-  Scratch memory;
+  Worker worker;
+  Scratch memory, pixels;
   size_t capacity = 0;
 
-  Files() {
+  Rewriter() {
     in.err = out.err = errors.init();
     destination.init_destination = [](j_compress_ptr) {};
     destination.empty_output_buffer = [](j_compress_ptr info) -> boolean {
@@ -56,9 +65,78 @@ struct Rewriter::Files {
     };
     destination.term_destination = [](j_compress_ptr) {};
   }
-  ~Files() { close(); }
-  Files(const Files&) = delete;
-  Files& operator=(const Files&) = delete;
+  ~Rewriter() { close(); }
+  Rewriter(const Rewriter&) = delete;
+  Rewriter& operator=(const Rewriter&) = delete;
+
+  Outcome rewrite(const RewriteRecipe& recipe, std::span<const uint8_t> bytes,
+                  std::span<const uint8_t>* result) {
+    if (recipe.decoded) return decoded(recipe, bytes, result);
+    if (format_of(bytes) != Format::kJpeg) return Outcome::kOther;
+    Outcome outcome = open(bytes);
+    {
+      // Until the memory is given back.
+      static std::mutex large_ones;
+      std::unique_lock alone(large_ones, std::defer_lock);
+      const bool usual = outcome == Outcome::kRewritten;
+      if (usual && coefficient_bytes() > kAloneBytes) alone.lock();
+      if (usual && recipe.short_side != 0) {
+        outcome = reduced(recipe, bytes);
+      } else if (usual) {
+        const size_t room = bound_of(bytes.size());
+        outcome = transcode(memory.get(room), room);
+      }
+      close();
+    }
+    if (outcome != Outcome::kRewritten) return outcome;
+    const std::span<const uint8_t> file{memory.get(written()), written()};
+    if (std::ranges::equal(file, bytes)) return Outcome::kAlready;
+    *result = file;
+    return outcome;
+  }
+
+  Outcome decoded(const RewriteRecipe& recipe, std::span<const uint8_t> bytes,
+                  std::span<const uint8_t>* result) {
+    const Format format = format_of(bytes);
+    if (format == Format::kUnknown) return Outcome::kOther;
+    Header header;
+    if (!worker.open(bytes, true, &header).empty()) return Outcome::kDamaged;
+    if (header.orientation != 1) return Outcome::kTurned;
+    if (header.alpha != Alpha::kNone) return Outcome::kTransparent;
+    const Recipe whole = whole_picture(recipe.short_side, header.width, header.height);
+    if (format == Format::kPpm && whole.width == header.width && whole.height == header.height) {
+      return Outcome::kAlready;
+    }
+    if (std::max(whole.width, whole.height) > kSideMax) return Outcome::kTooLarge;
+    const std::string head =
+        "P6\n" + std::to_string(whole.width) + " " + std::to_string(whole.height) + "\n255\n";
+    const size_t size = head.size() + whole.output_bytes();
+    if (size > kCoefficientBytesMax) return Outcome::kTooLarge;
+    uint8_t* room = pixels.get(size);
+    std::memcpy(room, head.data(), head.size());
+    if (!worker.decode(whole, {}, bytes, room + head.size()).empty()) return Outcome::kDamaged;
+    *result = {room, size};
+    return Outcome::kRewritten;
+  }
+
+  Outcome reduced(const RewriteRecipe& recipe, std::span<const uint8_t> bytes) {
+    const int width = static_cast<int>(in.image_width), height = static_cast<int>(in.image_height);
+    if (std::min(width, height) <= recipe.short_side) return Outcome::kSmall;
+    if (in.jpeg_color_space != JCS_GRAYSCALE && in.jpeg_color_space != JCS_YCbCr &&
+        in.jpeg_color_space != JCS_RGB) {
+      return Outcome::kUnusual;  // inks, whose profile would not fit what they become
+    }
+    // Where the picture ends is not known here without reading it all.
+    if (bytes.size() < 4 || bytes[bytes.size() - 2] != 0xff || bytes.back() != JPEG_EOI) {
+      return Outcome::kMore;
+    }
+    const Recipe whole = whole_picture(recipe.short_side, width, height);
+    if (std::max(whole.width, whole.height) > kSideMax) return Outcome::kTooLarge;
+    uint8_t* rgb = pixels.get(whole.output_bytes());
+    if (!worker.decode(whole, {}, bytes, rgb).empty()) return Outcome::kDamaged;
+    return compress(rgb, whole.width, whole.height, recipe.quality, memory.get(bytes.size()),
+                    bytes.size());
+  }
 
   // Nothing of one picture, be it tables that the next one lacks, or memory, is kept for the next.
   void close() {
@@ -96,10 +174,8 @@ struct Rewriter::Files {
     size_t bytes = 0;
     for (int i = 0; i < in.num_components; ++i) {
       const jpeg_component_info& c = in.comp_info[i];
-      const auto columns =
-                     static_cast<size_t>(c.width_in_blocks) + static_cast<size_t>(c.h_samp_factor),
-                 rows =
-                     static_cast<size_t>(c.height_in_blocks) + static_cast<size_t>(c.v_samp_factor);
+      const size_t columns = size_t{c.width_in_blocks} + static_cast<size_t>(c.h_samp_factor);
+      const size_t rows = size_t{c.height_in_blocks} + static_cast<size_t>(c.v_samp_factor);
       bytes += columns * rows * sizeof(JBLOCK);
     }
     return bytes;
@@ -194,106 +270,17 @@ struct Rewriter::Files {
   }
 };
 
-Rewriter::Rewriter() : files_(std::make_unique<Files>()) {}
-Rewriter::~Rewriter() = default;
+}  // namespace
 
-Outcome Rewriter::rewrite(const Recipe& recipe, std::span<const uint8_t> bytes,
-                          std::span<const uint8_t>* result) {
-  if (recipe.decoded) return decoded(recipe, bytes, result);
-  if (format_of(bytes) != Format::kJpeg) return Outcome::kOther;
-  Files& files = *files_;
-  Outcome outcome = files.open(bytes);
-  {
-    // Until the memory is given back.
-    static std::mutex large_ones;
-    std::unique_lock alone(large_ones, std::defer_lock);
-    const bool usual = outcome == Outcome::kRewritten;
-    if (usual && files.coefficient_bytes() > kAloneBytes) alone.lock();
-    if (usual && recipe.short_side != 0) {
-      outcome = reduced(recipe, bytes);
-    } else if (usual) {
-      const size_t room = bound_of(bytes.size());
-      outcome = files.transcode(files.memory.get(room), room);
-    }
-    files.close();
-  }
-  if (outcome != Outcome::kRewritten) return outcome;
-  const std::span<const uint8_t> written{files.memory.get(files.written()), files.written()};
-  if (std::ranges::equal(written, bytes)) return Outcome::kAlready;
-  *result = written;
-  return outcome;
+Outcome rewrite(const RewriteRecipe& recipe, std::span<const uint8_t> bytes,
+                std::span<const uint8_t>* result) {
+  thread_local Rewriter rewriter;
+  return rewriter.rewrite(recipe, bytes, result);
 }
-
-Outcome Rewriter::decoded(const Recipe& recipe, std::span<const uint8_t> bytes,
-                          std::span<const uint8_t>* result) {
-  const Format format = format_of(bytes);
-  if (format == Format::kUnknown) return Outcome::kOther;
-  Header header;
-  if (!worker_.open(bytes, true, &header).empty()) return Outcome::kDamaged;
-  if (header.orientation != 1) return Outcome::kTurned;
-  if (header.alpha != Alpha::kNone) return Outcome::kTransparent;
-  const pixels::Recipe whole = whole_picture(recipe.short_side, header.width, header.height);
-  if (format == Format::kPpm && whole.width == header.width && whole.height == header.height) {
-    return Outcome::kAlready;
-  }
-  if (std::max(whole.width, whole.height) > kSideMax) return Outcome::kTooLarge;
-  const std::string head =
-      "P6\n" + std::to_string(whole.width) + " " + std::to_string(whole.height) + "\n255\n";
-  const size_t size = head.size() + whole.output_bytes();
-  if (size > kCoefficientBytesMax) return Outcome::kTooLarge;
-  uint8_t* room = pixels_.get(size);
-  std::memcpy(room, head.data(), head.size());
-  if (!worker_.decode(whole, {}, bytes, room + head.size()).empty()) return Outcome::kDamaged;
-  *result = {room, size};
-  return Outcome::kRewritten;
-}
-
-Outcome Rewriter::reduced(const Recipe& recipe, std::span<const uint8_t> bytes) {
-  const jpeg_decompress_struct& in = files_->in;
-  const int width = static_cast<int>(in.image_width), height = static_cast<int>(in.image_height);
-  if (std::min(width, height) <= recipe.short_side) return Outcome::kSmall;
-  if (in.jpeg_color_space != JCS_GRAYSCALE && in.jpeg_color_space != JCS_YCbCr &&
-      in.jpeg_color_space != JCS_RGB) {
-    return Outcome::kUnusual;  // inks, whose profile would not fit what they become
-  }
-  // Where the picture ends is not known here without reading it all.
-  if (bytes.size() < 4 || bytes[bytes.size() - 2] != 0xff || bytes.back() != JPEG_EOI) {
-    return Outcome::kMore;
-  }
-  const pixels::Recipe whole = whole_picture(recipe.short_side, width, height);
-  if (std::max(whole.width, whole.height) > kSideMax) return Outcome::kTooLarge;
-  uint8_t* rgb = pixels_.get(whole.output_bytes());
-  if (!worker_.decode(whole, {}, bytes, rgb).empty()) return Outcome::kDamaged;
-  return files_->compress(rgb, whole.width, whole.height, recipe.quality,
-                          files_->memory.get(bytes.size()), bytes.size());
-}
-
-}  // namespace headrace::pixels
-
 #else
-
-namespace headrace::pixels {
-
-struct Rewriter::Files {};
-Rewriter::Rewriter() {
-  throw Error(ErrorKind::kInvalidArgument,
-              "this build of headrace has no libjpeg-turbo, and rewrites no pictures");
-}
-Rewriter::~Rewriter() = default;
-Outcome Rewriter::rewrite(const Recipe&, std::span<const uint8_t>, std::span<const uint8_t>*) {
+Outcome rewrite(const RewriteRecipe&, std::span<const uint8_t>, std::span<const uint8_t>*) {
   return Outcome::kOther;
 }
-
-}  // namespace headrace::pixels
-
 #endif
-
-namespace headrace::pixels {
-
-void Rewriter::Recipe::check() const {
-  expect(short_side >= 0 && short_side <= kSideMax,
-         "the short side is not between 1 and 16,384 pixels");
-  expect(quality >= 1 && quality <= 100, "the quality is not between 1 and 100");
-}
 
 }  // namespace headrace::pixels

@@ -1,4 +1,4 @@
-// Rewriter: a JPEG as it is quicker to decode, for stores that are packed once and read often.
+// Rewriting: a JPEG as it is quicker to decode, for stores that are packed once and read often.
 //
 // Without loss: the same DCT coefficients in one baseline scan, with Huffman codes made for it and
 // a restart marker every 128 pixels, so that a crop is found without decoding what lies above it or
@@ -12,7 +12,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 
 #include "pixels/decode.h"
@@ -48,34 +47,17 @@ inline constexpr std::array<const char*, 11> kOutcomeNames = {
 
 inline constexpr size_t kCoefficientBytesMax = size_t{256} << 20;
 
-// One thread's. Its memory is kept from picture to picture.
-class Rewriter {
- public:
-  struct Recipe {
-    int short_side = 0;    // pixels; 0: without loss
-    int quality = 92;      // libjpeg's, 1 to 100; with loss alone
-    bool decoded = false;  // to PPM
-    // Throws Error(kInvalidArgument).
-    void check() const;
-  };
-
-  Rewriter();
-  ~Rewriter();
-
-  // kRewritten: `result` is what `bytes` became, valid until the next call. Whatever the bytes are,
-  // nothing outside is read. No exception but std::bad_alloc.
-  Outcome rewrite(const Recipe& recipe, std::span<const uint8_t> bytes,
-                  std::span<const uint8_t>* result);
-
- private:
-  struct Files;
-  Outcome reduced(const Recipe& recipe, std::span<const uint8_t> bytes);
-  Outcome decoded(const Recipe& recipe, std::span<const uint8_t> bytes,
-                  std::span<const uint8_t>* result);
-
-  std::unique_ptr<Files> files_;
-  Worker worker_;
-  Scratch pixels_;
+struct RewriteRecipe {
+  int short_side = 0;    // pixels; 0: without loss
+  int quality = 92;      // libjpeg's, 1 to 100; with loss alone
+  bool decoded = false;  // to PPM
+  // Throws Error(kInvalidArgument).
+  void check() const;
 };
+
+// kRewritten: `result` is what `bytes` became, in memory of this thread, valid until its next call.
+// Whatever the bytes are, nothing outside is read. No exception but std::bad_alloc.
+Outcome rewrite(const RewriteRecipe& recipe, std::span<const uint8_t> bytes,
+                std::span<const uint8_t>* result);
 
 }  // namespace headrace::pixels
