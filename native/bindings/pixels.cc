@@ -346,12 +346,12 @@ void register_pixels(nb::module_& m) {
       .def(nb::init<unsigned, uint64_t, uint64_t>(), "threads"_a, "retained_bytes"_a,
            "kept_bytes"_a = 0)
       .def_prop_ro(
-          "kept", [](const PoolHandle& handle) { return handle.pool->kept(); },
+          "kept", [](const PoolHandle& handle) { return handle.pool->kept().held(); },
           "Pictures that are kept decoded, and their bytes.")
       .def(
           "keeps",
           [](const PoolHandle& handle, const ArrayIn<int64_t>& indices) {
-            return own(handle.pool->keeps(view(indices)));
+            return own(handle.pool->kept().have(view(indices)));
           },
           "indices"_a, "Whether each of these pictures is kept: uint8, 1 or 0.")
       .def(

@@ -17,18 +17,16 @@
 #include <immintrin.h>
 #define HEADRACE_AVX2 __attribute__((target("avx2,bmi2")))
 #define HEADRACE_INLINE __attribute__((target("avx2,bmi2"), always_inline)) inline
+#define HEADRACE_HAS_AVX2 (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2"))
 #else
 #define HEADRACE_AVX2
+#define HEADRACE_HAS_AVX2 false
 #endif
 
 namespace headrace::pixels {
 
 // Whether this processor runs what is marked so. Tests say that it does not.
-#if defined(__x86_64__)
-inline bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
-#else
-inline bool has_avx2 = false;
-#endif
+inline bool has_avx2 = HEADRACE_HAS_AVX2;
 
 inline constexpr size_t kPixelBytes = 4;
 inline constexpr size_t kSlack = 64;

@@ -37,14 +37,9 @@ constexpr uint32_t tag(const char (&name)[5]) {
 struct Pass {
   int x, y, step_x, step_y;
 };
-constexpr std::array<Pass, 7> kAdam7{{{0, 0, 8, 8},
-                                      {4, 0, 8, 8},
-                                      {0, 4, 4, 8},
-                                      {2, 0, 4, 4},
-                                      {0, 2, 2, 4},
-                                      {1, 0, 2, 2},
-                                      {0, 1, 1, 2}}};
-constexpr std::array<Pass, 1> kWhole{{{0, 0, 1, 1}}};
+constexpr Pass kAdam7[] = {{0, 0, 8, 8}, {4, 0, 8, 8}, {0, 4, 4, 8}, {2, 0, 4, 4},
+                           {0, 2, 2, 4}, {1, 0, 2, 2}, {0, 1, 1, 2}};
+constexpr Pass kWhole[] = {{0, 0, 1, 1}};
 
 // Whose filters are undone together.
 constexpr int kRowsAtOnce = 8;

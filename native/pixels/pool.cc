@@ -148,7 +148,7 @@ void DecodePool::work(unsigned number) {
     if (job->next_ == job->batch->samples) jobs_.pop_front();
     lock.unlock();
     const double begun_s = seconds_of(CLOCK_MONOTONIC), cpu_s = seconds_of(CLOCK_THREAD_CPUTIME_ID);
-    const auto encoded = job->encoded(sample);
+    const auto encoded = job->encoded(sample, job->part);
     outputs.clear();
     for (size_t i = 0; i < job->recipes.size(); ++i) outputs.push_back(job->output(sample, i));
     Reason reason = worker.decode(outputs, encoded, &kept_);

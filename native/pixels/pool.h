@@ -82,7 +82,6 @@ class DecodeJob : public DecodeRequest, public std::enable_shared_from_this<Deco
     return pixels->data + sample * sample_bytes() + place(output);
   }
   std::span<const uint8_t> encoded(uint64_t sample, uint64_t of_part) const;
-  std::span<const uint8_t> encoded(uint64_t sample) const { return encoded(sample, part); }
   // What follows a sample's picture, which the worker has just decoded or resized: its mapping and
   // its mask. Says why there is none.
   Reason follow(Worker& worker, uint64_t sample);
@@ -114,9 +113,7 @@ class DecodePool {
   void turn(unsigned threads);
   DecodeStats stats() const;
   size_t mapped_bytes() const { return arena_->mapped_bytes() + kept_.held().second; }
-  // Pictures that are kept decoded, and their bytes.
-  std::pair<size_t, size_t> kept() const { return kept_.held(); }
-  std::vector<uint8_t> keeps(std::span<const int64_t> indices) const { return kept_.have(indices); }
+  const KeptPictures& kept() const { return kept_; }
 
  private:
   void work(unsigned number);
