@@ -158,11 +158,11 @@ pixels::Reason replace(DecodeJob& job, uint64_t sample, const RgbIn& rgb, uint64
   expect(rgb.size() != 0 && rgb.shape(0) < pixels::kInputMax && rgb.shape(1) < pixels::kInputMax,
          "the picture has no pixels, or a side of 2^30 and more");
   const auto width = static_cast<int>(rgb.shape(1)), height = static_cast<int>(rgb.shape(0));
-  const auto [recipe, draw, out] = job.output(sample, output);
-  expect(recipe->fits(width, height, draw.index),
+  const pixels::Output one = job.output(sample, output);
+  expect(one.recipe->fits(width, height, one.draw.index),
          "the picture's size is not the one that was given");
   const WithoutGil released;
-  own_worker().resize(*recipe, draw, rgb.data(), width, height, out);
+  own_worker().resize(one, rgb.data(), width, height);
   return job.follow(own_worker(), sample);
 }
 
@@ -265,7 +265,7 @@ nb::bytes decode_one(const Recipe& recipe, const nb::bytes& encoded, uint64_t se
   pixels::Reason reason;
   {
     const WithoutGil released;
-    reason = own_worker().decode(recipe, {seed, epoch, index, steps}, bytes, out.data());
+    reason = own_worker().decode({&recipe, {seed, epoch, index, steps}, out.data()}, bytes);
   }
   if (!reason.empty()) throw Error(ErrorKind::kInvalidArgument, reason);
   return nb::bytes(out.data(), out.size());

@@ -301,10 +301,8 @@ Reason Worker::decoded(std::span<const Output> outputs, const Header& header, De
   return {};
 }
 
-void Worker::resize(const Recipe& recipe, const Draw& what, const uint8_t* rgb, int width,
-                    int height, void* out) {
+void Worker::resize(const Output& one, const uint8_t* rgb, int width, int height) {
   PpmDecoder pixels(rgb, width);
-  const Output one{&recipe, what, out};
   (void)reduced({&one, 1}, {.width = width, .height = height}, pixels, nullptr);
 }
 

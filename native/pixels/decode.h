@@ -58,10 +58,8 @@ class Worker {
   // and keep none.
   Reason decode(std::span<const Output> outputs, std::span<const uint8_t> bytes,
                 KeptPictures* kept = nullptr);
-  Reason decode(const Recipe& recipe, const Draw& draw, std::span<const uint8_t> bytes, void* out,
-                KeptPictures* kept = nullptr) {
-    const Output one{&recipe, draw, out};
-    return decode({&one, 1}, bytes, kept);
+  Reason decode(const Output& one, std::span<const uint8_t> bytes, KeptPictures* kept = nullptr) {
+    return decode(std::span(&one, 1), bytes, kept);
   }
 
   // The mask of the picture that was decoded or resized last: a PNG of one channel and at most 8
@@ -79,8 +77,7 @@ class Worker {
 
   // The same as `decode` for a picture that somebody else decoded: rows of red, green, blue.
   // REQUIRES sides of at least 1 and below 2^30. Never fails but for want of memory.
-  void resize(const Recipe& recipe, const Draw& draw, const uint8_t* rgb, int width, int height,
-              void* out);
+  void resize(const Output& one, const uint8_t* rgb, int width, int height);
 
  private:
   // Of an open picture; with `keep_short` from what it is reduced to.

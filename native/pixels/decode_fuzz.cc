@@ -45,7 +45,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     steps = {};
   }
   const Draw draw{1, 2, data[0], steps};
-  const Reason reason = worker->decode(recipe, draw, bytes, out.data());
+  const Reason reason = worker->decode({&recipe, draw, out.data()}, bytes);
   if (!reason.empty()) {
     for (const uint8_t byte : out) {
       if (byte != 0) std::abort();
@@ -65,7 +65,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       if (!made && byte != 0) std::abort();
     }
     // Masks are of what was decoded last.
-    if (reason.empty()) (void)worker->decode(recipe, draw, bytes, out.data());
+    if (reason.empty()) (void)worker->decode({&recipe, draw, out.data()}, bytes);
   }
   // The same bytes as the mask of what they were decoded to.
   if (reason.empty()) {

@@ -114,7 +114,7 @@ struct Rewriter {
     if (size > kCoefficientBytesMax) return Outcome::kTooLarge;
     uint8_t* room = pixels.get(size);
     std::memcpy(room, head.data(), head.size());
-    if (!worker.decode(whole, {}, bytes, room + head.size()).empty()) return Outcome::kDamaged;
+    if (!worker.decode({&whole, {}, room + head.size()}, bytes).empty()) return Outcome::kDamaged;
     *result = {room, size};
     return Outcome::kRewritten;
   }
@@ -133,7 +133,7 @@ struct Rewriter {
     const Recipe whole = whole_picture(recipe.short_side, width, height);
     if (std::max(whole.width, whole.height) > kSideMax) return Outcome::kTooLarge;
     uint8_t* rgb = pixels.get(whole.output_bytes());
-    if (!worker.decode(whole, {}, bytes, rgb).empty()) return Outcome::kDamaged;
+    if (!worker.decode({&whole, {}, rgb}, bytes).empty()) return Outcome::kDamaged;
     return compress(rgb, whole.width, whole.height, recipe.quality, memory.get(bytes.size()),
                     bytes.size());
   }
