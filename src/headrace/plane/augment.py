@@ -319,17 +319,18 @@ def _blend(one: NDArray[Any], other: NDArray[Any], lam: float) -> None:
         one[...], other[...] = a * lam + b * (1 - lam), b * lam + a * (1 - lam)
 
 
+def expect(fits: bool, what: str, given: Any, expected: str) -> None:
+    """Raise ValueError, which says what is wrong with a field of `Images`, unless it fits."""
+    if not fits:
+        raise ValueError(f"{what} is {given!r}, expected {expected}")
+
+
 def check(images: Images) -> None:
     """See that what `Images` says of augmentations can be drawn.
 
     Raises:
         ValueError: it cannot.
     """
-
-    def expect(fits: bool, what: str, given: Any, expected: str) -> None:
-        if not fits:
-            raise ValueError(f"{what} is {given!r}, expected {expected}")
-
     height, width = images.planes[1:]
     policies = (None, "randaugment", "trivialaugment")
     expect(images.augment in policies, "augment", images.augment, f"one of {policies}")

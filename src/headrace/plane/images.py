@@ -14,6 +14,7 @@ import numpy as np
 
 from headrace import _native
 from headrace.plane import augment
+from headrace.plane.augment import expect
 from headrace.plane.batch import Batch
 
 if TYPE_CHECKING:
@@ -175,16 +176,15 @@ class Images:
             if mixed or self.keep is not None:
                 other = "mixup and cutmix" if mixed else "keep='decoded'"
                 raise ValueError(f"masks and boxes do not go with {other}: leave one of them out")
-        if not 0 <= self.mask_fill <= 255:
-            raise ValueError(f"mask_fill is {self.mask_fill}, expected 0 to 255")
-        if self.empty_boxes not in ("drop", "keep"):
-            raise ValueError(f"empty_boxes is {self.empty_boxes!r}, expected 'drop' or 'keep'")
+        expect(0 <= self.mask_fill <= 255, "mask_fill", self.mask_fill, "0 to 255")
+        kept = self.empty_boxes in ("drop", "keep")
+        expect(kept, "empty_boxes", self.empty_boxes, "'drop' or 'keep'")
         self.recipe()
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Of one sample's pixels."""
-        height, width = self._height_width
+        _, height, width = self.planes
         return (3, height, width) if self.layout == "nchw" else (height, width, 3)
 
     @property
@@ -196,31 +196,26 @@ class Images:
     @property
     def planes(self) -> tuple[int, int, int]:
         """The same as planes: 3, height and width."""
-        return (3, *self._height_width)
+        height, width = (self.size, self.size) if isinstance(self.size, int) else self.size
+        return 3, height, width
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
         """Of the arrays; uint16 for bfloat16's bits."""
         return np.dtype(_DTYPES[self.dtype])
 
-    @property
-    def _height_width(self) -> tuple[int, int]:
-        return (self.size, self.size) if isinstance(self.size, int) else self.size
-
     def recipe(self) -> _native.PictureRecipe:
         """The same for native code."""
-        if self.layout not in ("nchw", "nhwc"):
-            raise ValueError(f"layout is {self.layout!r}, expected 'nchw' or 'nhwc'")
+        expect(self.layout in ("nchw", "nhwc"), "layout", self.layout, "'nchw' or 'nhwc'")
         if self.dtype == "uint8" and (self.mean != (0, 0, 0) or self.std != (1, 1, 1)):
             raise ValueError("mean and std are given and dtype is 'uint8': give a float dtype")
-        if self.keep not in (None, "decoded"):
-            raise ValueError(f"keep is {self.keep!r}, expected 'decoded' or None")
+        expect(self.keep in (None, "decoded"), "keep", self.keep, "'decoded' or None")
         if self.keep is None and (self.keep_short, self.keep_bytes) != (None, None):
             raise ValueError("keep_short or keep_bytes is given without keep='decoded'")
-        if self.keep_bytes is not None and self.keep_bytes < 1:
-            raise ValueError(f"keep_bytes is {self.keep_bytes}, expected at least 1")
+        some = self.keep_bytes is None or self.keep_bytes >= 1
+        expect(some, "keep_bytes", self.keep_bytes, "at least 1")
         augment.check(self)
-        height, width = self._height_width
+        _, height, width = self.planes
         usual_short = round(max(height, width) * 8 / 7)
         keep_short = usual_short if self.keep_short is None else self.keep_short
         return _native.PictureRecipe.make(
@@ -278,8 +273,8 @@ class Images:
 
 
 def _packed(colour: tuple[int, int, int]) -> int:
-    if len(colour) != 3 or not all(0 <= level <= 255 for level in colour):
-        raise ValueError(f"background is {colour}, expected three levels of 0 to 255")
+    fits = len(colour) == 3 and all(0 <= level <= 255 for level in colour)
+    expect(fits, "background", colour, "three levels of 0 to 255")
     return colour[0] << 16 | colour[1] << 8 | colour[2]
 
 

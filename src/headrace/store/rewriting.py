@@ -107,10 +107,9 @@ class ImageRecipe:
             pairs = [each.partition("=") for each in (rest if decoded else text).split(",")]
             options = {name.strip(): value.strip() for name, _, value in pairs}
             numbers = {name: int(v) for name, v in options.items() if v.isascii() and v.isdigit()}
-            if len(options) < len(pairs) or len(numbers) < len(options):
-                raise ValueError(f"images is {text!r}, expected {_EXPECTED}")
             known = {"short"} if decoded else {"short", "quality"}
-            if "short" not in numbers or numbers.keys() - known:
+            odd = len(options) < len(pairs) or len(numbers) < len(options) or numbers.keys() - known
+            if odd or "short" not in numbers:
                 raise ValueError(f"images is {text!r}, expected {_EXPECTED}")
             recipe = ImageRecipe(**numbers, decoded=decoded)
             if not (1 <= recipe.short <= _SHORT_MAX and 1 <= recipe.quality <= 100):
