@@ -4,8 +4,10 @@
 #include <cstring>
 #include <limits>
 #include <mutex>
+#include <string>
 
 #include "core/error.h"
+#include "pixels/decode.h"
 #if HEADRACE_HAVE_JPEG
 #include "pixels/jpeg_errors.h"
 #endif

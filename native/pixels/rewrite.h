@@ -14,9 +14,6 @@
 #include <cstdint>
 #include <span>
 
-#include "pixels/decode.h"
-#include "pixels/picture.h"
-
 namespace headrace::pixels {
 
 enum class Outcome : uint8_t {
