@@ -22,13 +22,15 @@ from headrace.insight.ab.running import AbOptions, MeasuredRun, Outcome, RunRead
 FILES = (b"/data/1.png", b"/data/2.png")
 
 
-def run(side, wall_s, *, start_s=1.0, busy_share=0.8, files=FILES, lines=(), left=(), mapped=0):
+def run(
+    side, wall_s, *, start_s=1.0, busy_share=0.8, files=FILES, lines=(), left=(), mapped=0, cpu=0.5
+):
     began_ns = 10**12
     first_ns = began_ns + int(start_s * 1e9)
     ended_ns = began_ns + int(wall_s * 1e9)
     busy_ns = int((ended_ns - first_ns) * busy_share)
     ran = Ran(
-        wall_s=wall_s, ended_ns=ended_ns, cpu_s=wall_s / 2, peak_bytes=5 << 20,
+        wall_s=wall_s, ended_ns=ended_ns, cpu_s=wall_s * cpu, peak_bytes=5 << 20,
         storage_bytes=10**7, status=0, signal=0, left=list(left),
     )  # fmt: skip
     reading = RunReads(
@@ -86,6 +88,13 @@ def test_compute_bound():
         [2.0, 2.1, 2.0], [3.0, 3.1, 3.0], ours={"start_s": 2.0}, theirs={"busy_share": 0.002}
     )
     assert "`headrace doctor` on the data, tells which" in text_of(late)
+
+
+def test_what_neither_reads_nor_computes_waits():
+    sleeps = {"busy_share": 0.012, "cpu": 0.1}
+    found = of_times([4.0, 4.1, 4.0], [4.0, 4.0, 4.1], theirs=sleeps, ours=sleeps)
+    assert "because it waits for something else: reading was 1 % of its time" in sentence(found)
+    assert "next: most of the time neither reads nor computes" in text_of(found)
 
 
 def test_slower_because_of_its_start():

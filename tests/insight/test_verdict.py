@@ -210,7 +210,7 @@ def test_a_worker_more_is_advised_where_it_finds_room(workers, cpus, busy, advic
     ("workers", "action", "gain"), [
         (1, "let 12 workers wait at a time instead of 1 (num_workers=12", 11 / 12),
         (4, "let 16 workers wait at a time instead of 4 (num_workers=16", 3 / 4),
-        (16, "if it is the storage, pack it", 1.0),
+        (16, "If it is the storage, pack it", 1.0),
     ],
 )  # fmt: skip
 def test_what_a_data_set_waits_for_itself_more_workers_wait_for_together(workers, action, gain):

@@ -212,7 +212,9 @@ class JobReport:
         if not self.record.unended:
             return ""
         who = counted(self.record.unended, "process", "processes")
-        return f"what {who} did in the last 2 s: killed, still running, or not heard by a busy agent"
+        return (
+            f"what {who} did in the last 2 s: killed, still running, or not heard by a busy agent"
+        )
 
 
 def job_report(history: Path | str, job_id: str, since_s: float = 0.0) -> JobReport:

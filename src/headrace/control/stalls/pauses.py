@@ -84,4 +84,6 @@ def pauses_of(steps: NDArray[np.void], seconds: float) -> Pauses | None:
         return None
     at = int(worked_s.argmax())
     where = f"after step {int(steps['step'][at])} of epoch {int(steps['epoch'][at])}"
+    if steps["epoch"][at] != steps["epoch"][at + 1]:
+        where += ", its last"
     return Pauses(paused_s, len(long), float(worked_s[at]), usual_s, where)

@@ -87,7 +87,7 @@ def _wait_together(seconds: float, case: _Case) -> _Action:
     """Where a data set's own code waits for what it reads."""
     now, cpus, known = case.seen.decode_threads, case.seen.cpus, case.seen.without_storage
     first = "profile dataset[0]: what does it wait for, a sleep, a lock, a network call?"
-    remedy = "" if known else f"; if it is the storage, {Cause.STORAGE.remedy}"
+    remedy = "" if known else f" If it is the storage, {Cause.STORAGE.remedy}"
     wanted = min(_WORKERS_MOST, math.ceil(now * _need(case.waits)))
     if wanted <= now:
         return f"{first}{remedy}", seconds, "all that samples stood still, if that goes away"
@@ -95,9 +95,9 @@ def _wait_together(seconds: float, case: _Case) -> _Action:
     answers = "what they wait for" if known else "the storage"
     action = (
         f"{first} Besides, let {wanted} workers wait at a time instead of {now} (num_workers={wanted}{warns}), "
-        f"if {answers} answers so many at once{remedy}"
+        f"if {answers} answers so many at once: a lock does not.{remedy}"
     )
-    how = f"{wanted} samples waited for at a time, each as long as now"
+    how = f"{wanted} samples waited for at a time, each as long as now; nothing if it is a lock"
     return action, seconds * (1.0 - now / wanted), how
 
 
@@ -325,8 +325,8 @@ def _decode_line(case: _Case) -> str:
     stood_s = case.reading.stood_s
     if 2.0 * stood_s > case.causes[Cause.DECODE]:
         return (
-            f"your data set's __getitem__: it slept, locked or waited for something for {stood_s:.3g} s"
-            f"{by_sample(stood_s, case.waits)}, but for no storage ({case.seen.without_storage})"
+            f"your data set's __getitem__: it slept, locked or waited for something, and training for it for "
+            f"{stood_s:.3g} s, but for no storage ({case.seen.without_storage})"
         )
     if not work:  # TensorFlow's own threads do not say
         return "decoding took that time while the batch was waited for"
@@ -347,8 +347,8 @@ def _reading_line(cause: Cause, case: _Case) -> str:
         if near["ram"] + near["page_cache"] > 0.0:
             return "all bytes came out of memory, as fast as they are copied"
         return (
-            f"samples stood still for {case.causes[cause]:.3g} s{by_sample(case.causes[cause], waits)}, "
-            "and did not compute: what for was not measured"
+            f"training waited {case.causes[cause]:.3g} s for samples that stood still, and did not compute: "
+            "what for was not measured"
         )
     idle = ""
     if reading.idle_latency_s:
@@ -528,8 +528,9 @@ def verdict_of(
         pauses = None  # it was another rank that these steps waited for
     if pauses and pauses.seconds - other_s > stall_s:
         action = (
-            f"look at what your own loop does {pauses.where}: a validation, a checkpoint, a log? Of several "
-            "ranks, it may have waited there for another"
+            f"look at what your own loop does {pauses.where}: a validation, a checkpoint, a log? Workers that "
+            "start anew in each epoch (persistent_workers=True keeps them)? Of several ranks, it may have "
+            "waited there for another"
         )
         gain_s, gain_from = 0.0, f"up to {pauses.seconds:.3g} s, none of them waited for data"
     return Verdict(

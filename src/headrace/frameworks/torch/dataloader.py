@@ -286,7 +286,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         return self._begin_epoch() if iterator is None else iterator
 
     def _begin_epoch(self) -> Any:
-        self._headrace.epochs_begun += 1
+        self._headrace.begin_epoch()
         iterator: Any = self._iterator
         if self.num_workers and self.persistent_workers and iterator is not None:
             iterator._reset(self)  # noqa: SLF001 - a subclass may have put an iterator around ours

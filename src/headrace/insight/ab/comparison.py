@@ -272,6 +272,12 @@ class Comparison:
         return share is not None and share < _NOTHING_MOST
 
     @property
+    def waits_otherwise(self) -> bool:
+        """Whether most of the time was neither reading nor computing."""
+        ran = [each.ran for pair in self.pairs for each in pair]
+        return self.compute_bound and sum(r.cpu_s for r in ran) < 0.4 * sum(r.wall_s for r in ran)
+
+    @property
     def rewritten(self) -> list[bytes]:
         """Files that more than one run wrote."""
         counts = Counter(path for run in self.runs for path in run.reading.written)
@@ -349,6 +355,9 @@ def sentence(comparison: Comparison) -> str:
     because, share = "", comparison.reading_share
     if share is not None:
         because = ", because it is compute bound: " if comparison.compute_bound else "; "
+        because = (
+            ", because it waits for something else: " if comparison.waits_otherwise else because
+        )
         percent = "less than 1" if share < 0.01 else f"{100 * share:.0f}"
         because += f"reading was {percent} % of its time"
     if ratio.slower:
@@ -512,8 +521,11 @@ def _advice(comparison: Comparison) -> str:
     if comparison.compute_bound:
         # Decoding computes, too: here it cannot be told from the model.
         return (
-            "the time goes into computing, the model's or the decoding of samples: HEADRACE_VERDICT=1 with "
-            "headrace's DataLoader, or `headrace doctor` on the data, tells which; decoding may go to "
+            "most of the time neither reads nor computes: it waits, for a sleep, a lock or the network. "
+            'Profile dataset[0] (the documentation\'s "How to read a verdict" shows how).'
+            if comparison.waits_otherwise
+            else "the time goes into computing, the model's or the decoding of samples: HEADRACE_VERDICT=1 "
+            "with headrace's DataLoader, or `headrace doctor` on the data, tells which; decoding may go to "
             "native threads (decode=)."
         )
     if late > 0 and 2 * late > abs(lost_s):

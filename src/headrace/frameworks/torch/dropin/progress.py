@@ -557,6 +557,14 @@ class Epochs:
     watcher: Watcher | None = None
     context: WorkerContext | None = None
     explained: bool = False
+    cached_first: bool = False
+    """The files looked at lay in the page cache before the first epoch had read them."""
+
+    def begin_epoch(self) -> None:
+        """Count it, and remember what the first one showed."""
+        if self.epochs_begun == 1:
+            self.cached_first = bool(self.without_storage)
+        self.epochs_begun += 1
 
     @property
     def without_storage(self) -> str:
@@ -564,7 +572,7 @@ class Epochs:
         if self.watcher is not None:
             return without_storage([self.watcher.state], first=True)
         notes = self.context.results.notes.values() if self.context is not None else ()
-        return without_storage(notes, first=self.epochs_begun == 1)
+        return without_storage(notes, first=self.epochs_begun == 1 or self.cached_first)
 
     def anew(self) -> Epochs:
         """For a copy of the loader, which nobody has iterated over."""

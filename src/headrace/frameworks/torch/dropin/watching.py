@@ -224,7 +224,7 @@ def nothing_to_read(dataset: Any, *, map_style: bool) -> str | None:
 def without_storage(notes: Collection[str], *, first: bool) -> str:
     """What shows that samples waited for no storage, of what whoever makes them says; '': nothing does.
 
-    Later than in the `first` epoch files lie in the page cache because they were read.
+    Later than in the `first` epoch, files may lie in the page cache because they were read.
     """
     if notes and all(READ_NONE in each for each in notes):
         return "samples opened and read no files"
