@@ -14,6 +14,7 @@
 #include "bindings/gil.h"
 #include "bindings/interpreter.h"
 #include "bindings/mapping.h"
+#include "bindings/order.h"
 #include "bindings/permutation.h"
 #include "bindings/pixels.h"
 #include "bindings/rank_barrier.h"
@@ -43,6 +44,7 @@ NB_MODULE(_native, m) {
   headrace::bindings::register_generation(m);
   headrace::bindings::register_interpreter(m);
   headrace::bindings::register_permutation(m);
+  headrace::bindings::register_order(m);
   headrace::bindings::register_pixels(m);
   headrace::bindings::register_sample_cache(m);
   headrace::bindings::register_cache_view(m);

@@ -647,6 +647,64 @@ class Permutation:
 def order_hash(position_start: int, indices: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """Sum over the batch of a hash of (position, index), mod 2^64."""
 
+class BlockedOrder:
+    """See headrace.order.Blocked."""
+
+    def __init__(self, samples: int, block_samples: int, window_blocks: int, seed: int) -> None: ...
+
+    def indices(self, epoch: int, start: int, stop: int) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """The samples at positions start to stop - 1."""
+
+    def window_at(self, epoch: int, position: int) -> tuple[int, int]:
+        """The positions (start, stop) of the window that holds one."""
+
+    def __getstate__(self) -> tuple[int, int, int, int]: ...
+
+    def __setstate__(self, state: tuple[int, int, int, int]) -> None: ...
+
+class OpportunisticOrder:
+    """See headrace.order.Opportunistic."""
+
+    def __init__(self, samples: int, resident: Sequence[tuple[int, int]], seed: int, epochs: int) -> None: ...
+
+    def indices(self, epoch: int, start: int, stop: int) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """The samples at positions start to stop - 1."""
+
+    @property
+    def parts(self) -> int:
+        """Epochs that begin with a part that was not first before."""
+
+    def part(self, number: int) -> tuple[int, int]:
+        """
+        Where a part begins and ends when the resident samples are numbered first.
+        """
+
+    def __getstate__(self) -> tuple[int, list[tuple[int, int]], int, int]: ...
+
+    def __setstate__(self, state: tuple[int, Sequence[tuple[int, int]], int, int]) -> None: ...
+
+class BalancedOrder:
+    """See headrace.order.Balanced."""
+
+    def __init__(self, labels: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], seed: int, length: int) -> None: ...
+
+    def indices(self, epoch: int, start: int, stop: int) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """The samples at positions start to stop - 1."""
+
+    @property
+    def classes(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
+        """The labels that are drawn, ascending."""
+
+    @property
+    def starts(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
+        """
+        Where each class's members begin when all are counted, and where they end.
+        """
+
+    def __getstate__(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], int, int]: ...
+
+    def __setstate__(self, state: tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], int, int]) -> None: ...
+
 def decode_picture(recipe: PictureRecipe, encoded: bytes, seed: int, epoch: int, index: int, steps: Annotated[NDArray[numpy.float64], dict(shape=(None, None, 7), order='C', device='cpu', writable=False)] | None = None) -> bytes:
     """
     One picture, in the calling thread. ValueError: why it cannot be decoded.

@@ -1,10 +1,10 @@
-"""Permutations and order hashes in plain Python: the slow side of the equivalence tests."""
+"""Permutations, orders and order hashes in plain Python: the slow side of the equivalence tests."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.order.hash import GOLDEN, MASK, SAMPLES_MAX, mix64
+from headrace.order.hash import GOLDEN, MASK, SAMPLES_MAX, Purpose, derive_key, mix64
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -83,6 +83,65 @@ def _key_stream(n: int, key: int) -> Iterator[int]:
     while True:
         state = (state + GOLDEN) & MASK
         yield mix64(state)
+
+
+def shuffled(values: Sequence[int], seed: int, *path: int) -> list[int]:
+    """The values in the order of the permutation whose key is derived so."""
+    if not values:
+        return []
+    permutation = ReferencePermutation(len(values), derive_key(seed, *path))
+    return [values[at] for at in permutation.range(0, len(values))]
+
+
+def reference_blocked(
+    samples: int, block_samples: int, window_blocks: int, seed: int, epoch: int
+) -> list[int]:
+    """A whole epoch of a blocked order, from lists of blocks."""
+    blocks = [range(samples)[at : at + block_samples] for at in range(0, samples, block_samples)]
+    numbers = shuffled(range(len(blocks)), seed, Purpose.BLOCKS, epoch)
+    indices: list[int] = []
+    for window, first in enumerate(range(0, len(numbers), window_blocks)):
+        together = [i for number in numbers[first : first + window_blocks] for i in blocks[number]]
+        indices += shuffled(together, seed, Purpose.WINDOW, epoch, window)
+    return indices
+
+
+def reference_opportunistic(
+    samples: int, resident: Sequence[tuple[int, int]], seed: int, epochs: int, epoch: int
+) -> list[int]:
+    """A whole epoch of an opportunistic order, from lists of parts."""
+    near = [i for first, last in resident for i in range(first, last)]
+    others = sorted(set(range(samples)) - set(near))
+    parts = [near] if near and others else []
+    count = min(epochs, -(-samples // len(near))) if parts else 0
+    if epoch >= count:
+        return shuffled(range(samples), seed, Purpose.SHUFFLED, epoch)
+    dealt = shuffled(others, seed, Purpose.PARTS) if count > 1 else others
+    parts += [dealt[at : at + len(near)] for at in range(0, len(dealt), len(near))]
+    last = parts[epoch + 1] if epoch + 1 < count else []
+    between = parts[:epoch] + parts[epoch + 1 + bool(last) :]
+    groups = (parts[epoch], [i for part in between for i in part], last)
+    return [
+        i
+        for number, group in enumerate(groups)
+        for i in shuffled(group, seed, Purpose.RESIDENT, epoch, number)
+    ]
+
+
+def reference_balanced(labels: Sequence[int], seed: int, length: int, epoch: int) -> list[int]:
+    """A whole epoch of a balanced order, draw by draw."""
+    classes = sorted({label for label in labels if label >= 0})
+    members = {c: [i for i, label in enumerate(labels) if label == c] for c in classes}
+    rounds = -(-length // len(classes))
+    key = derive_key(seed, Purpose.CLASSES, epoch)
+    indices: list[int] = []
+    for number in range(rounds):
+        begin = number * len(classes)
+        keys = [mix64(mix64(begin + i + GOLDEN) ^ key) for i in range(len(classes))]
+        for c in (classes[i] for i in sorted(range(len(classes)), key=keys.__getitem__)):
+            cycle, draw = divmod(epoch * rounds + number, len(members[c]))
+            indices.append(shuffled(members[c], seed, Purpose.MEMBERS, c, cycle)[draw])
+    return indices[:length]
 
 
 def reference_order_hash(position_start: int, indices: Sequence[int]) -> int:

@@ -30,17 +30,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headrace._native import BlockedOrder, OpportunisticOrder
 from headrace.errors import OrderError
 from headrace.order.hash import SAMPLES_MAX, Purpose, derive_key, keyed
 from headrace.order.order import EPOCH_MAX, SEED_MAX, Order, checked, digest_of
 from headrace.order.randomness import Randomness
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import numpy.typing as npt
-
-    from headrace._native import Permutation
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,10 +195,14 @@ class Blocked(Order):
     seed: int = 0
     """Another seed, another sequence of epochs."""
 
+    _native: BlockedOrder = field(init=False, repr=False)
+
     def __post_init__(self) -> None:
         for name in ("samples", "block_samples", "window_blocks"):
             object.__setattr__(self, name, checked(name, getattr(self, name), 1, SAMPLES_MAX))
         object.__setattr__(self, "seed", checked("seed", self.seed, 0, SEED_MAX))
+        native = BlockedOrder(self.samples, self.block_samples, self.window_blocks, self.seed)
+        object.__setattr__(self, "_native", native)
 
     @property
     def blocks(self) -> int:
@@ -230,62 +231,10 @@ class Blocked(Order):
         """
         epoch = checked("epoch", epoch, 0, EPOCH_MAX)
         position = checked("position", position, 0, self.length - 1)
-        layout = _Layout(self, epoch)
-        return layout.bounds(layout.window_of(position))
+        return self._native.window_at(epoch, position)
 
     def _indices(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
-        layout = _Layout(self, epoch)
-        shuffled = np.empty(stop - start, np.int64)
-        for window in layout.windows(start, stop):
-            low, high = layout.bounds(window)
-            first, last = max(low, start), min(high, stop)
-            key = derive_key(self.seed, Purpose.WINDOW, epoch, window)
-            within = keyed(high - low, key).range(first - low, last - low)
-            shuffled[first - start : last - start] = within + low
-        return layout.samples_at(shuffled)
-
-
-class _Layout:
-    """Where the blocks of one epoch lie when they are put one behind the other in their new order.
-
-    A slot is a block's place in that row; slots are `block_samples` wide but for one.
-    """
-
-    def __init__(self, order: Blocked, epoch: int) -> None:
-        self._order = order
-        key = derive_key(order.seed, Purpose.BLOCKS, epoch)
-        self._blocks: Permutation = keyed(order.blocks, key)
-        last_block = order.blocks - 1
-        self._short_slot = int(self._blocks.inverse(np.array([last_block]))[0])
-        self._missing = order.blocks * order.block_samples - order.samples
-        short_start = self._short_slot * order.block_samples
-        self._short_stop = short_start + order.block_samples - self._missing
-
-    def slot_start(self, slot: int) -> int:
-        """Return the position of a slot's first sample (for the slot after the last: n)."""
-        return slot * self._order.block_samples - (self._missing if slot > self._short_slot else 0)
-
-    def window_of(self, position: int) -> int:
-        """Return the number of the window that holds a position."""
-        padded = position if position < self._short_stop else position + self._missing
-        return padded // self._order.block_samples // self._order.window_blocks
-
-    def bounds(self, window: int) -> tuple[int, int]:
-        """Return a window's first position and the one after its last."""
-        first = window * self._order.window_blocks
-        last = min(first + self._order.window_blocks, self._order.blocks)
-        return self.slot_start(first), self.slot_start(last)
-
-    def windows(self, start: int, stop: int) -> Iterator[int]:
-        """Yield the numbers of the windows that overlap [start, stop)."""
-        if start < stop:
-            yield from range(self.window_of(start), self.window_of(stop - 1) + 1)
-
-    def samples_at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the samples that lie at positions of the row of blocks."""
-        padded = positions + np.where(positions < self._short_stop, 0, self._missing)
-        slots, offsets = np.divmod(padded, self._order.block_samples)
-        return self._blocks.at(slots) * self._order.block_samples + offsets
+        return self._native.indices(epoch, start, stop)
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,6 +259,8 @@ class Opportunistic(Order):
     """Epochs that begin with what is near: the resident samples, then what the epoch before ended with. Later
     ones are a full shuffle, as are those after which every part has been first."""
 
+    _native: OpportunisticOrder = field(init=False, repr=False)
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "samples", checked("samples", self.samples, 1, SAMPLES_MAX))
         object.__setattr__(self, "seed", checked("seed", self.seed, 0, SEED_MAX))
@@ -322,6 +273,8 @@ class Opportunistic(Order):
                 f"{self.samples}"
             )
         object.__setattr__(self, "resident", ranges)
+        native = OpportunisticOrder(self.samples, ranges, self.seed, self.epochs)
+        object.__setattr__(self, "_native", native)
 
     @property
     def resident_samples(self) -> int:
@@ -339,64 +292,15 @@ class Opportunistic(Order):
             "epochs": self.epochs,
             "seed": self.seed,
             # Where only one epoch begins so, the sequence is that of older versions, and so is its digest.
-            **({"parts": self._parts} if self._parts > 1 else {}),
+            **({"parts": self._native.parts} if self._native.parts > 1 else {}),
         }
 
     def randomness(self) -> Randomness:
         """Return DeepIO's level and the entropy share of the first epoch; later ones have no less."""
-        first, last = self._part(0), self._part(1)
+        first, last = self._native.part(0), self._native.part(1)
         return Randomness.of_opportunistic(
-            self.samples, first[1] - first[0], last[1] - last[0] if self._parts > 1 else 0
+            self.samples, first[1] - first[0], last[1] - last[0] if self._native.parts > 1 else 0
         )
 
-    @property
-    def _parts(self) -> int:
-        """Epochs that begin with a part that has not been first before."""
-        first = self.resident_samples
-        return 0 if first in (0, self.samples) else min(self.epochs, -(-self.samples // first))
-
-    def _part(self, number: int) -> tuple[int, int]:
-        """Where a part begins and ends, as samples are numbered by `_samples_of`."""
-        first = self.resident_samples
-        return min(number * first, self.samples), min((number + 1) * first, self.samples)
-
     def _indices(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
-        if epoch >= self._parts:
-            key = derive_key(self.seed, Purpose.SHUFFLED, epoch)
-            return keyed(self.samples, key).range(start, stop)
-        near = self._part(epoch)
-        following = self._part(epoch + 1) if epoch + 1 < self._parts else (near[1], near[1])
-        others = ((0, near[0]), (following[1], self.samples))
-        pieces, base = [], 0
-        for group, ranges in enumerate(((near,), others, (following,))):
-            count = sum(b - a for a, b in ranges)
-            low, high = max(start - base, 0), min(stop - base, count)
-            if low < high:
-                key = derive_key(self.seed, Purpose.RESIDENT, epoch, group)
-                pieces.append(_nth_of(ranges, keyed(count, key).range(low, high)))
-            base += count
-        return self._samples_of(np.concatenate(pieces))
-
-    def _samples_of(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The samples with these numbers: the resident ones first, then part by part the others."""
-        first, near = self.resident_samples, numbers < self.resident_samples
-        samples = np.empty(len(numbers), np.int64)
-        samples[near] = _nth_of(self.resident, numbers[near])
-        gaps = [0, *(x for pair in self.resident for x in pair), self.samples]
-        others, numbers = tuple(zip(gaps[::2], gaps[1::2], strict=True)), numbers[~near] - first
-        if self._parts > 1:
-            dealt = keyed(self.samples - first, derive_key(self.seed, Purpose.PARTS))
-            numbers = dealt.at(numbers)
-        samples[~near] = _nth_of(others, numbers)
-        return samples
-
-
-def _nth_of(
-    ranges: tuple[tuple[int, int], ...], numbers: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """The samples with these numbers when those of all ranges are counted through."""
-    bounds = np.array(ranges, np.int64)
-    ends = np.cumsum(bounds[:, 1] - bounds[:, 0])
-    which = np.searchsorted(ends, numbers, side="right")
-    samples: npt.NDArray[np.int64] = bounds[which, 1] - (ends[which] - numbers)
-    return samples
+        return self._native.indices(epoch, start, stop)

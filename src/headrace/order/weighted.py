@@ -15,14 +15,13 @@ reach skip that draw.
 from __future__ import annotations
 
 from dataclasses import InitVar, dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from headrace._native import Permutation
+from headrace._native import BalancedOrder
 from headrace.errors import OrderError
-from headrace.order.hash import SAMPLES_MAX, Purpose, derive_key, hash_array, uniform
+from headrace.order.hash import SAMPLES_MAX, Purpose, derive_key, uniform
 from headrace.order.order import SEED_MAX, Order, checked, digest_of
 from headrace.order.randomness import Randomness
 
@@ -170,30 +169,21 @@ class Balanced(Order):
     epoch_length: int | None = None
     samples: int = field(init=False)
     labels_digest: str = field(init=False)
-    _classes: npt.NDArray[np.int64] = field(init=False, repr=False)
-    _counts: npt.NDArray[np.int64] = field(init=False, repr=False)
-    _starts: npt.NDArray[np.int64] = field(init=False, repr=False)
-    _members: npt.NDArray[np.int64] = field(init=False, repr=False)
-    _permutations: dict[int, tuple[int, Permutation]] = field(init=False, repr=False)
+    _native: BalancedOrder = field(init=False, repr=False)
 
     def __post_init__(self, labels: npt.ArrayLike) -> None:
         array = checked_labels(labels)
-        members = np.argsort(array, kind="stable")
-        members = members[np.searchsorted(array[members], 0) :].astype(np.int64, copy=False)
-        classes, starts, counts = np.unique(array[members], return_index=True, return_counts=True)
-        if classes.size == 0:
+        if int(array.max()) < 0:
             raise OrderError(f"all {array.size} labels are negative, expected at least one class")
         length = array.size if self.epoch_length is None else self.epoch_length
+        length = checked("epoch_length", length, 1, SAMPLES_MAX)
+        seed = checked("seed", self.seed, 0, SEED_MAX)
         values = {
-            "seed": checked("seed", self.seed, 0, SEED_MAX),
-            "epoch_length": checked("epoch_length", length, 1, SAMPLES_MAX),
+            "seed": seed,
+            "epoch_length": length,
             "samples": array.size,
             "labels_digest": digest_of(array.data),
-            "_classes": classes,
-            "_counts": counts.astype(np.int64, copy=False),
-            "_starts": starts.astype(np.int64, copy=False),
-            "_members": members,
-            "_permutations": {},
+            "_native": BalancedOrder(array, seed, length),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -206,7 +196,7 @@ class Balanced(Order):
     @property
     def classes(self) -> npt.NDArray[np.int64]:
         """The labels that are drawn, ascending; int64, shape (C,)."""
-        return self._classes
+        return self._native.classes
 
     def describe(self) -> dict[str, Any]:
         """Say what identifies the sequence, ready for JSON; labels by their digest."""
@@ -215,64 +205,19 @@ class Balanced(Order):
             "samples": self.samples,
             "seed": self.seed,
             "length": self.length,
-            "classes": self._classes.size,
+            "classes": self.classes.size,
             "labels": self.labels_digest,
         }
 
     def randomness(self) -> Randomness:
         """Return the entropy share of the draws; the level is defined to be equal to it."""
-        return Randomness.of_balanced(self.samples, self.length, self._counts)
+        return Randomness.of_balanced(self.samples, self.length, np.diff(self._native.starts))
 
     def _indices(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
-        rounds, slots = np.divmod(np.arange(start, stop, dtype=np.int64), self._classes.size)
-        drawn = self._classes_of_rounds(epoch, rounds, slots)
-        cycles, draws = np.divmod(rounds + self._rounds_before(epoch), self._counts[drawn])
-        # One look-up for all draws of one class in one cycle: they share a permutation.
-        grouped = np.lexsort((cycles, drawn))
-        drawn, cycles, draws = drawn[grouped], cycles[grouped], draws[grouped]
-        changes = np.flatnonzero((np.diff(drawn) != 0) | (np.diff(cycles) != 0)) + 1
-        bounds = [0, *changes.tolist(), stop - start]
-        places = np.empty(stop - start, np.int64)
-        for low, high in pairwise(bounds):
-            permutation = self._permutation(int(drawn[low]), int(cycles[low]))
-            places[low:high] = permutation.at(draws[low:high])
-        indices = np.empty(stop - start, np.int64)
-        indices[grouped] = self._members[self._starts[drawn] + places]
-        return indices
-
-    def _rounds_before(self, epoch: int) -> int:
-        rounds = -(-self.length // self._classes.size)
-        if (epoch + 1) * rounds > _POSITION_MAX:
-            raise OrderError(f"epoch is {epoch}: with {rounds} rounds each, draws pass 2^63")
-        return epoch * rounds
-
-    def _classes_of_rounds(
-        self,
-        epoch: int,
-        rounds: npt.NDArray[np.int64],
-        slots: npt.NDArray[np.int64],
-    ) -> npt.NDArray[np.int64]:
-        """Return which class (by number, not label) each position draws from.
-
-        A round's order is that of a hash of (round, class): sorting random keys is a uniform
-        shuffle but for ties, which at 64 bits do not happen.
-        """
-        first = int(rounds[0])
-        count = self._classes.size
-        counters = np.arange(first * count, (int(rounds[-1]) + 1) * count, dtype=np.int64)
-        keys = hash_array(derive_key(self.seed, Purpose.CLASSES, epoch), counters)
-        shuffled = np.argsort(keys.reshape(-1, count), axis=1, kind="stable")
-        return shuffled[rounds - first, slots].astype(np.int64, copy=False)
-
-    def _permutation(self, number: int, cycle: int) -> Permutation:
-        """Return the permutation of one class in one cycle; the last one of each class is kept."""
-        kept = self._permutations.get(number)
-        if kept is not None and kept[0] == cycle:
-            return kept[1]
-        key = derive_key(self.seed, Purpose.MEMBERS, int(self._classes[number]), cycle)
-        permutation = Permutation(int(self._counts[number]), key)
-        self._permutations[number] = cycle, permutation
-        return permutation
+        try:
+            return self._native.indices(epoch, start, stop)
+        except ValueError as e:  # draws are counted through all epochs
+            raise OrderError(str(e)) from None
 
 
 def checked_labels(labels: npt.ArrayLike) -> npt.NDArray[np.int64]:
