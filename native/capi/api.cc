@@ -283,6 +283,14 @@ int hr_sequence(hr_mount_t* mount, uint64_t seed, uint32_t rank, uint32_t world,
   });
 }
 
+int hr_sequence_order(hr_sequence_t* sequence, const hr_order* order) {
+  return guarded([&] {
+    Sequence& of = checked(sequence, "sequence").sequence;
+    of.order(understood(order, sizeof(hr_order), "order"));
+    return int{HR_OK};
+  });
+}
+
 int hr_sequence_set(hr_sequence_t* sequence, int what, uint64_t value) {
   return guarded([&] {
     checked(sequence, "sequence").sequence.set(what, value);

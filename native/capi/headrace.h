@@ -140,8 +140,8 @@ HR_API int hr_close(hr_sample_t *sample);
 typedef struct hr_sequence_handle hr_sequence_t;
 
 /* The shuffled order of `seed`, an exact permutation of all samples in each epoch, of which rank
- * `rank` of `world` takes its slices. Begins with epoch 0. All ranks must ask for batches of the
- * same sizes. */
+ * `rank` of `world` takes its slices; hr_sequence_order sets another. Begins with epoch 0. All
+ * ranks must ask for batches of the same sizes. */
 HR_API int hr_sequence(hr_mount_t *mount, uint64_t seed, uint32_t rank, uint32_t world,
                        hr_sequence_t **sequence);
 
@@ -170,6 +170,38 @@ enum {
 HR_API int hr_sequence_set(hr_sequence_t *sequence, int what, uint64_t value);
 HR_API int hr_sequence_get(hr_sequence_t *sequence, int what, uint64_t *value);
 HR_API int hr_sequence_close(hr_sequence_t *sequence);
+
+/* Orders: which sample comes when, as Python's headrace.order has them. An epoch has as many
+ * positions as there are samples, in each of them. */
+enum {
+  HR_ORDER_SHUFFLED = 1,   /* an exact permutation of all samples in each epoch (default) */
+  HR_ORDER_SEQUENTIAL = 2, /* sample i at position i */
+  HR_ORDER_BLOCKED = 3,    /* blocks of neighbours shuffled, and samples within windows of them */
+  HR_ORDER_OPPORTUNISTIC = 4, /* in the first epochs, what is near comes first */
+  HR_ORDER_BALANCED = 5       /* each class of labels equally often; labels below 0 never */
+};
+
+/* All ranks, and a sequence that goes on where another stopped, must say the same. */
+typedef struct hr_order {
+  size_t size;            /* sizeof(hr_order) */
+  uint32_t kind;          /* one of HR_ORDER_* */
+  uint64_t block_samples; /* of HR_ORDER_BLOCKED: consecutive samples of a block */
+  uint64_t window_blocks; /* and blocks of which the samples are shuffled together */
+  /* Of HR_ORDER_OPPORTUNISTIC: ranges of samples that are near, ascending: range r is
+   * resident[2 * r] to resident[2 * r + 1] - 1. They are copied. */
+  const uint64_t *resident;
+  uint64_t resident_ranges;
+  uint64_t resident_epochs; /* that begin with what is near: the first with these ranges, each later
+                               one with what the one before ended with; others are shuffled */
+} hr_order;
+
+#define HR_ORDER_INIT \
+  { sizeof(hr_order), HR_ORDER_SHUFFLED, 0, 0, NULL, 0, 1 }
+
+/* Sets the order, once hr_sequence has made the sequence and before its first batch is asked for. A
+ * balanced order reads all labels, and keeps 8 bytes a sample. Samples are read batch by batch in
+ * any order: blocks are not read whole. */
+HR_API int hr_sequence_order(hr_sequence_t *sequence, const hr_order *order);
 
 /* Part p of sample i: slot s = i * parts + p, bytes buffer[offsets[s]] .. + lengths[s]; a missing
  * part has length 0. Slots lie in any order, perhaps with gaps. */

@@ -9,8 +9,8 @@
 #include <string>
 
 #include "capi/failure.h"
+#include "capi/order.h"
 #include "capi/read_failure.h"
-#include "capi/shuffled.h"
 #include "core/error.h"
 
 namespace headrace::capi {
@@ -43,6 +43,7 @@ Sequence::Sequence(std::shared_ptr<Mounted> mounted, uint64_t seed, uint32_t ran
   mounted_->refuse_foreign();
   slices_ = {mounted_->catalog->samples(), rank, world, world == 1 ? Tail::kExact : Tail::kPad};
   if (slices_.length == 0) refuse(mounted_->where + ": a sequence needs a sample at least");
+  order_ = make_order(*mounted_, seed, HR_ORDER_INIT);
 }
 
 Sequence::~Sequence() { drop_locked(); }
@@ -124,6 +125,16 @@ uint64_t Sequence::get(int what) const {
   }
 }
 
+void Sequence::order(const hr_order& described) {
+  const std::lock_guard lock(mutex_);
+  if (begun_) {
+    refuse(
+        "a batch was asked for, and the order stays what it was then: set it before, or make "
+        "another sequence");
+  }
+  order_ = make_order(*mounted_, seed_, described);
+}
+
 void Sequence::decode(std::optional<pixels::Recipe> recipe, uint64_t part, unsigned threads) {
   const std::lock_guard lock(mutex_);
   const size_t parts = mounted_->catalog->part_names().size();
@@ -149,6 +160,7 @@ Sequence::Delivery Sequence::next(uint64_t n) {
   }
   mounted_->refuse_foreign();
   const std::lock_guard lock(mutex_);
+  begun_ = true;
   uint64_t& ends = ends_[this_thread()];
   if (ends > passed_) {  // it was told that this epoch is over, and asks again
     ++passed_;
@@ -264,14 +276,6 @@ void Sequence::open_reader_locked() {
   reader_ = io::Reader::make(mounted_->catalog, options, std::move(parts));
 }
 
-const Permutation& Sequence::order_locked(uint64_t epoch) {
-  if (!order_ || order_epoch_ != epoch) {
-    order_.emplace(slices_.length, epoch_key(seed_, epoch));
-    order_epoch_ = epoch;
-  }
-  return *order_;
-}
-
 // What reads never runs dry, and the buffer can be filled.
 unsigned Sequence::batches_ahead_locked() const {
   const uint64_t filling =
@@ -298,7 +302,7 @@ void Sequence::fill_locked(uint64_t n) {
       position = 0;
       continue;
     }
-    auto indices = wrapped_indices(order_locked(epoch), span.start, span.stop);
+    auto indices = wrapped(*order_, slices_.length, epoch, span.start, span.stop);
     ahead_.push_back({span, epoch, reader_->submit(std::move(indices))});
     position = span.after;
   }

@@ -1,4 +1,4 @@
-// Sequence: one rank's batches of a shuffled order, read ahead.
+// Sequence: one rank's batches of an order, read ahead.
 //
 // Batches of the size that was asked for last are submitted ahead; a batch of another size, another
 // epoch or another position drops what was. Thread-safe: each call takes the next batch.
@@ -18,9 +18,10 @@
 #include <optional>
 #include <unordered_map>
 
+#include "capi/headrace.h"
 #include "capi/mounted.h"
 #include "capi/slices.h"
-#include "core/permutation.h"
+#include "core/order.h"
 #include "io/reader.h"
 #include "pixels/pool.h"
 
@@ -36,6 +37,8 @@ class Sequence {
   // One of HR_SET_*. Both throw Failure(HR_ERR_ARGUMENT) for what there is not.
   void set(int what, uint64_t value);
   uint64_t get(int what) const;
+  // What comes when. Throws Failure(HR_ERR_ARGUMENT), also after the first call of `next`.
+  void order(const hr_order& described);
   // Batches have pixels from now on; no recipe: they have none. Throws Failure(HR_ERR_ARGUMENT).
   void decode(std::optional<pixels::Recipe> recipe, uint64_t part, unsigned threads);
 
@@ -64,13 +67,14 @@ class Sequence {
   Delivery take_locked();
   bool read_locked(Ahead* ahead, double seconds);
   unsigned batches_ahead_locked() const;
-  const Permutation& order_locked(uint64_t epoch);
   void check_delivery(Delivery* delivery) const;
 
   const std::shared_ptr<Mounted> mounted_;
   const uint64_t seed_;
   mutable std::mutex mutex_;
   Slices slices_;
+  std::unique_ptr<const Order> order_;
+  bool begun_ = false;  // somebody asked for a batch: the order stays
   uint64_t epoch_ = 0;
   uint64_t position_ = 0;
   bool over_ = false;          // somebody was told the end of this epoch
@@ -88,8 +92,6 @@ class Sequence {
   uint64_t ahead_n_ = 0;
   double batch_bytes_ = 0;  // lately
   std::deque<Ahead> ahead_;
-  std::optional<Permutation> order_;
-  uint64_t order_epoch_ = 0;
 };
 
 }  // namespace headrace::capi

@@ -5,8 +5,6 @@
 
 #include <vector>
 
-#include "capi/shuffled.h"
-
 using namespace headrace::capi;
 
 TEST_CASE("each position is taken once, and all ranks take the same number of steps") {
@@ -38,17 +36,4 @@ TEST_CASE("each position is taken once, and all ranks take the same number of st
       }
     }
   }
-}
-
-TEST_CASE("an epoch's key is the one of Python") {
-  // headrace.order.hash.derive_key(seed, Purpose.SHUFFLED, epoch)
-  CHECK(epoch_key(0, 0) == 0x44e5b98100c67fb0u);
-  CHECK(epoch_key(UINT64_MAX, kEpochMax) == 0xaf2ef393e4cd3ef9u);
-}
-
-TEST_CASE("indices start over past the end") {
-  const headrace::Permutation order(5000, 7);
-  const auto indices = wrapped_indices(order, 4990, 15010);
-  REQUIRE(indices.size() == 10020);
-  for (size_t i = 0; i + 5000 < indices.size(); ++i) CHECK(indices[i] == indices[i + 5000]);
 }

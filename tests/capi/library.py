@@ -11,7 +11,7 @@ from headrace import capi
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Batch", "Failed", "Library", "MountOptions", "StoreInfo"]
+__all__ = ["Batch", "Failed", "Library", "MountOptions", "Order", "StoreInfo"]
 
 
 def codes() -> dict[str, int]:
@@ -98,6 +98,14 @@ def images(**changed: Any) -> Images:
     return Images(**(values | changed))
 
 
+class Order(c.Structure):
+    _fields_ = (
+        ("size", c.c_size_t), ("kind", c.c_uint32), ("block_samples", c.c_uint64),
+        ("window_blocks", c.c_uint64), ("resident", c.POINTER(c.c_uint64)),
+        ("resident_ranges", c.c_uint64), ("resident_epochs", c.c_uint64),
+    )  # fmt: skip
+
+
 class Library:
     """The calls, with negative codes raised as `Failed`."""
 
@@ -151,6 +159,22 @@ class Library:
             c.byref(handle),
         )
         return handle
+
+    def order(
+        self,
+        sequence: c.c_void_p,
+        kind: str,
+        resident: tuple[tuple[int, int], ...] = (),
+        **changed: int,
+    ) -> None:
+        """Sets the order: HR_ORDER_INIT with some fields changed."""
+        numbers = [number for each in resident for number in each]
+        order = Order(
+            size=c.sizeof(Order), kind=self.codes[f"HR_ORDER_{kind.upper()}"],
+            resident=(c.c_uint64 * len(numbers))(*numbers), resident_ranges=len(resident),
+            **({"resident_epochs": 1} | changed),
+        )  # fmt: skip
+        self.call("hr_sequence_order", sequence, c.byref(order))
 
     def set(self, sequence: c.c_void_p, what: str, value: int) -> None:
         self.call("hr_sequence_set", sequence, self.codes[what], c.c_uint64(value))

@@ -86,7 +86,8 @@ def test_the_header_is_clean(how, tmp_path):
         "#include <headrace.h>\n"
         "int main(void) { hr_batch b = HR_BATCH_INIT; hr_mount_options o = HR_MOUNT_OPTIONS_INIT;\n"
         "hr_store_info i = HR_STORE_INFO_INIT; hr_images p = HR_IMAGES_INIT;\n"
-        "return (int)(b.samples + o.no_digests + i.samples + p.width); }\n"
+        "hr_order q = HR_ORDER_INIT;\n"
+        "return (int)(q.kind + b.samples + o.no_digests + i.samples + p.width); }\n"
     )
     subprocess.run(
         [
