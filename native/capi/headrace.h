@@ -199,8 +199,9 @@ typedef struct hr_order {
   { sizeof(hr_order), HR_ORDER_SHUFFLED, 0, 0, NULL, 0, 1 }
 
 /* Sets the order, once hr_sequence has made the sequence and before its first batch is asked for. A
- * balanced order reads all labels, and keeps 8 bytes a sample. Samples are read batch by batch in
- * any order: blocks are not read whole. */
+ * balanced order reads all labels, and keeps 8 bytes a sample. Of a blocked order, windows are read
+ * whole, as far as they are this rank's, and up to three are in memory: what they are is chosen
+ * with it, whatever HR_SET_BUFFER_BYTES is. */
 HR_API int hr_sequence_order(hr_sequence_t *sequence, const hr_order *order);
 
 /* Part p of sample i: slot s = i * parts + p, bytes buffer[offsets[s]] .. + lengths[s]; a missing

@@ -22,6 +22,10 @@ constexpr uint64_t kBatchMax = uint64_t{1} << 31;
 constexpr uint64_t kBatchesAheadMax = 4096;
 // Beside the one that is asked for next.
 constexpr size_t kDecodedAhead = 2;
+// Windows of a blocked order that are read beside the one that is cut up.
+constexpr uint64_t kWindowsAhead = 2;
+// Batches that windows are cut into: of more, a window is read in pieces.
+constexpr size_t kBatchesOfWindowsMax = 65536;
 
 // Numbers a thread for good. The system gives a thread's identity to another when it has ended.
 uint64_t this_thread() {
@@ -57,8 +61,16 @@ void Sequence::begin_locked(uint64_t epoch, uint64_t position) {
   ends_.clear();
 }
 
+// What was submitted from there on is not waited for. What is before keeps its windows.
+void Sequence::forget_locked(size_t from) {
+  ahead_.resize(std::min(from, ahead_.size()));
+  if (ahead_.empty()) open_.reset();
+  submit_open_locked();
+}
+
 void Sequence::drop_locked() {
   ahead_.clear();
+  open_.reset();
   if (reader_ == nullptr) return;
   reader_->close(kCloseSeconds);
   reader_.reset();
@@ -102,7 +114,7 @@ void Sequence::set(int what, uint64_t value) {
     default:
       refuse("nothing has the number " + std::to_string(what) + ", expected one of HR_SET_*");
   }
-  ahead_.clear();
+  forget_locked();
 }
 
 uint64_t Sequence::get(int what) const {
@@ -133,6 +145,7 @@ void Sequence::order(const hr_order& described) {
         "another sequence");
   }
   order_ = make_order(*mounted_, seed_, described);
+  blocked_ = dynamic_cast<const BlockedOrder*>(order_.get());
 }
 
 void Sequence::decode(std::optional<pixels::Recipe> recipe, uint64_t part, unsigned threads) {
@@ -141,7 +154,7 @@ void Sequence::decode(std::optional<pixels::Recipe> recipe, uint64_t part, unsig
   if (recipe && part >= parts) {
     refuse("part is " + std::to_string(part) + ", and samples have " + std::to_string(parts));
   }
-  ahead_.clear();
+  forget_locked();
   pool_.reset();
   recipe_ = std::move(recipe);
   picture_part_ = part;
@@ -186,15 +199,32 @@ Sequence::Delivery Sequence::next(uint64_t n) {
   delivery.position = span.start;
   batch_bytes_ += 0.1 * (static_cast<double>(delivery.batch->bytes) - batch_bytes_);
   position_ = span.after;
-  fill_locked(n);
+  try {
+    fill_locked(n);
+  } catch (...) {  // this batch is delivered: what those behind it meet, the next call meets again
+    forget_locked();
+  }
   return delivery;
 }
 
-// Whether it was read, after at most so many seconds; then it is being decoded.
-bool Sequence::read_locked(Ahead* ahead, double seconds) {
+// Whether it was read until then; then it is being decoded.
+bool Sequence::read_locked(Ahead* ahead, Clock::time_point until) {
   if (ahead->batch != nullptr) return true;
-  ahead->batch = ahead->job->wait(seconds);
-  if (ahead->batch == nullptr) return false;
+  std::vector<io::Piece> pieces;
+  for (const Part& part : ahead->parts) {
+    const auto& [indices, job, batch] = *part.reading;
+    if (batch == nullptr) {
+      const std::chrono::duration<double> left = until - Clock::now();
+      if (job == nullptr || (left.count() <= 0 && !job->done())) return false;
+      part.reading->batch = job->wait(std::max(0.0, left.count()));
+      if (batch == nullptr) return false;
+    }
+    pieces.push_back({batch, part.start, part.stop});
+  }
+  const bool whole =
+      pieces.size() == 1 && pieces[0].start == 0 && pieces[0].stop == pieces[0].batch->samples;
+  ahead->batch = whole ? ahead->parts[0].reading->batch : reader_->gather(pieces);
+  ahead->parts.clear();
   // Before threads look at it: of what was not read nothing is decoded.
   for (const io::Failure& failure : ahead->batch->failures)
     ahead->batch->lengths[failure.slot] = -1;
@@ -212,18 +242,18 @@ bool Sequence::read_locked(Ahead* ahead, double seconds) {
 // waited for.
 Sequence::Delivery Sequence::take_locked() {
   const double timeout_s = mounted_->options.timeout_s;
-  const std::shared_ptr<io::Job> job = ahead_.front().job;
+  const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                        std::chrono::duration<double>(std::min(timeout_s, 1e9)));
   bool whole = false;
   try {
-    whole = read_locked(&ahead_.front(), timeout_s);
+    whole = read_locked(&ahead_.front(), until);
     for (size_t i = 1; pool_ != nullptr && whole && i < std::min(ahead_.size(), 1 + kDecodedAhead);
          ++i) {
       if (ahead_[i].pixels != nullptr) continue;
-      if (!ahead_[i].job->done()) break;
       try {
-        read_locked(&ahead_[i], 0);
+        if (!read_locked(&ahead_[i], Clock::time_point{})) break;
       } catch (...) {  // those from here on are read anew, and fail in their turn
-        ahead_.resize(i);
+        forget_locked(i);
       }
     }
     if (whole) {
@@ -236,15 +266,17 @@ Sequence::Delivery Sequence::take_locked() {
       }
     }
   } catch (...) {
-    ahead_.clear();
+    forget_locked();
     throw;
   }
-  throw Failure(
-      HR_ERR_TIMEOUT,
-      mounted_->where + ": a batch was not read and decoded within " + std::to_string(timeout_s) +
-          " s; it waits for " +
-          (job->done() ? "its pictures to be decoded. Ask for it again."
-                       : job->waiting_for() + ". Ask for it again, or look at the storage."));
+  std::string waits_for = "its pictures to be decoded. Ask for it again.";
+  for (const Part& part : ahead_.front().parts) {
+    if (part.reading->batch != nullptr) continue;
+    waits_for = part.reading->job->waiting_for() + ". Ask for it again, or look at the storage.";
+    break;
+  }
+  throw Failure(HR_ERR_TIMEOUT, mounted_->where + ": a batch was not read and decoded within " +
+                                    std::to_string(timeout_s) + " s; it waits for " + waits_for);
 }
 
 // Throws for the first sample that failed, or marks and counts all of them.
@@ -286,26 +318,71 @@ unsigned Sequence::batches_ahead_locked() const {
                   static_cast<unsigned>(std::min(filling, kBatchesAheadMax)));
 }
 
+bool Sequence::wants_more_locked() const {
+  if (ahead_.size() <= batches_ahead_locked()) return true;
+  return blocked_ != nullptr && ahead_.size() < kBatchesOfWindowsMax &&
+         windows_ <= ahead_.front().first_window + kWindowsAhead;
+}
+
 // Submits the batch at hand and those behind it, in this epoch and the next.
 void Sequence::fill_locked(uint64_t n) {
-  if (ahead_n_ != n) ahead_.clear();
+  if (ahead_n_ != n) forget_locked();
   ahead_n_ = n;
   open_reader_locked();
   uint64_t epoch = ahead_.empty() ? epoch_ : ahead_.back().epoch;
   uint64_t position = ahead_.empty() ? position_ : ahead_.back().span.after;
-  while (ahead_.size() <= batches_ahead_locked()) {
+  while (wants_more_locked()) {
     Span span = slices_.next(position, n);
     if (span.end) {
-      if (position == 0 || epoch == kEpochMax || epoch > epoch_)
-        return;  // one epoch ahead is enough
+      if (position == 0 || epoch == kEpochMax || epoch > epoch_) {  // one epoch ahead is enough
+        submit_open_locked();
+        return;
+      }
       ++epoch;
       position = 0;
       continue;
     }
-    auto indices = wrapped(*order_, slices_.length, epoch, span.start, span.stop);
-    ahead_.push_back({span, epoch, reader_->submit(std::move(indices))});
+    add_locked(span, epoch);
     position = span.after;
   }
+  // The batch in front is read in any case.
+  const std::vector<Part>& parts = ahead_.front().parts;
+  if (!parts.empty() && parts.back().reading == open_) submit_open_locked();
+}
+
+// Adds a batch: its reading, or its parts of windows, of which those that it leaves are submitted.
+void Sequence::add_locked(const Span& span, uint64_t epoch) {
+  Ahead ahead{span, epoch};
+  if (blocked_ == nullptr) {
+    auto reading = std::make_shared<Reading>();
+    reading->job = reader_->submit(wrapped(*order_, slices_.length, epoch, span.start, span.stop));
+    ahead.parts.push_back({std::move(reading), 0, span.stop - span.start});
+  }
+  for (uint64_t at = span.start; blocked_ != nullptr && at < span.stop;) {
+    const uint64_t position = at % slices_.length;
+    const std::pair window{epoch, blocked_->window_at(epoch, position)};
+    if (open_ == nullptr || open_window_ != window) {
+      submit_open_locked();
+      open_ = std::make_shared<Reading>();
+      open_window_ = window;
+      ++windows_;
+    }
+    if (at == span.start) ahead.first_window = windows_;
+    const uint64_t count = std::min(span.stop - at, window.second.second - position);
+    const uint64_t first = open_->indices.size();
+    open_->indices.resize(first + count);
+    blocked_->indices(epoch, position, position + count, open_->indices.data() + first);
+    ahead.parts.push_back({open_, first, first + count});
+    at += count;
+  }
+  ahead_.push_back(std::move(ahead));
+}
+
+void Sequence::submit_open_locked() {
+  if (open_ == nullptr) return;
+  open_->job = reader_->submit(open_->indices);  // a copy: where it fails, it is tried again
+  open_->indices = {};
+  open_.reset();
 }
 
 }  // namespace headrace::capi

@@ -1,7 +1,8 @@
 // Sequence: one rank's batches of an order, read ahead.
 //
 // Batches of the size that was asked for last are submitted ahead; a batch of another size, another
-// epoch or another position drops what was. Thread-safe: each call takes the next batch.
+// epoch or another position drops what was. Of a blocked order, windows are read instead, and
+// batches are cut out of them. Thread-safe: each call takes the next batch.
 //
 // Threads that share a sequence go through its epochs together. Each is told the end of every epoch
 // once, counted from the sequence's beginning or from the last HR_SET_EPOCH or HR_SET_POSITION,
@@ -11,6 +12,7 @@
 // Invariant: no thread takes a batch of an epoch before it was told the end of those before.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -52,10 +54,23 @@ class Sequence {
   Delivery next(uint64_t n);
 
  private:
+  using Clock = std::chrono::steady_clock;
+  // What is read together: a batch, or this rank's batches of a window.
+  struct Reading {
+    std::vector<int64_t> indices = {};  // until it is submitted
+    std::shared_ptr<io::Job> job = nullptr;
+    std::shared_ptr<io::Batch> batch = nullptr;  // once it was read
+  };
+  struct Part {
+    std::shared_ptr<Reading> reading;
+    uint64_t start;
+    uint64_t stop;
+  };
   struct Ahead {
     Span span;
     uint64_t epoch;
-    std::shared_ptr<io::Job> job;
+    uint64_t first_window = 0;                   // of a blocked order: which it begins in
+    std::vector<Part> parts = {};                // until it was read
     std::shared_ptr<io::Batch> batch = nullptr;  // once it was read
     std::shared_ptr<pixels::DecodeJob> pixels = nullptr;
   };
@@ -63,9 +78,13 @@ class Sequence {
   void begin_locked(uint64_t epoch, uint64_t position);
   void open_reader_locked();
   void drop_locked();
+  void forget_locked(size_t from = 0);
   void fill_locked(uint64_t n);
+  bool wants_more_locked() const;
+  void add_locked(const Span& span, uint64_t epoch);
+  void submit_open_locked();
   Delivery take_locked();
-  bool read_locked(Ahead* ahead, double seconds);
+  bool read_locked(Ahead* ahead, Clock::time_point until);
   unsigned batches_ahead_locked() const;
   void check_delivery(Delivery* delivery) const;
 
@@ -74,7 +93,8 @@ class Sequence {
   mutable std::mutex mutex_;
   Slices slices_;
   std::unique_ptr<const Order> order_;
-  bool begun_ = false;  // somebody asked for a batch: the order stays
+  const BlockedOrder* blocked_ = nullptr;  // the order, if it has windows
+  bool begun_ = false;                     // somebody asked for a batch: the order stays
   uint64_t epoch_ = 0;
   uint64_t position_ = 0;
   bool over_ = false;          // somebody was told the end of this epoch
@@ -92,6 +112,9 @@ class Sequence {
   uint64_t ahead_n_ = 0;
   double batch_bytes_ = 0;  // lately
   std::deque<Ahead> ahead_;
+  std::shared_ptr<Reading> open_;              // a window of which more batches may come
+  std::pair<uint64_t, Interval> open_window_;  // its epoch and positions
+  uint64_t windows_ = 0;                       // that were begun
 };
 
 }  // namespace headrace::capi
