@@ -230,6 +230,38 @@ TEST_CASE("threads that share a sequence read each epoch exactly once, however m
   hr_unmount(mount);
 }
 
+TEST_CASE("windows of a blocked order are cut up for all threads, however little memory there is") {
+  DiskStore disk({.samples = 409});
+  hr_mount_t* mount = disk.mount();
+  for (const uint64_t window_blocks : {1, 7, 1000}) {
+    CAPTURE(window_blocks);
+    hr_sequence_t* sequence = nullptr;
+    REQUIRE(hr_sequence(mount, 1, 0, 1, &sequence) == HR_OK);
+    hr_order order = HR_ORDER_INIT;
+    order.kind = HR_ORDER_BLOCKED;
+    order.block_samples = 3;
+    order.window_blocks = window_blocks;
+    REQUIRE(hr_sequence_order(sequence, &order) == HR_OK);
+    REQUIRE(hr_sequence_set(sequence, HR_SET_BUFFER_BYTES, 1) == HR_OK);
+    std::vector<Taken> taken(4);
+    std::vector<std::thread> threads;
+    for (Taken& one : taken) threads.emplace_back([&] { one = take(sequence, 2, 5, disk.store); });
+    for (std::thread& thread : threads) thread.join();
+    for (size_t epoch = 0; epoch < 2; ++epoch) {
+      std::multiset<int64_t> seen;
+      for (const Taken& one : taken) {
+        CHECK(one.wrong == 0);
+        seen.insert(one.indices[epoch].begin(), one.indices[epoch].end());
+      }
+      CHECK(seen.size() == 409);
+      CHECK(std::set<int64_t>(seen.begin(), seen.end()).size() == 409);
+    }
+    CHECK(hr_sequence_order(sequence, &order) == HR_ERR_ARGUMENT);
+    hr_sequence_close(sequence);
+  }
+  hr_unmount(mount);
+}
+
 TEST_CASE("an epoch that is set begins for all threads, and its ends are counted anew") {
   DiskStore disk({.samples = 40});
   hr_mount_t* mount = disk.mount();
