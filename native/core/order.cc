@@ -28,10 +28,11 @@ uint64_t checked(const char* name, uint64_t value) {
 // a lock would be the forked child's, too.
 std::shared_ptr<const Permutation> keyed(uint64_t n, uint64_t key) {
   thread_local std::array<std::shared_ptr<const Permutation>, kKept> kept;  // the latest first
-  auto at = std::find_if(kept.begin(), kept.end(), [&](const auto& permutation) {
+  const auto wanted = [&](const auto& permutation) {
     return permutation != nullptr && permutation->n() == n && permutation->key() == key;
-  });
-  if (at == kept.end()) *--at = std::make_shared<const Permutation>(n, key);
+  };
+  const auto at = std::find_if(kept.begin(), kept.begin() + (kKept - 1), wanted);
+  if (!wanted(*at)) *at = std::make_shared<const Permutation>(n, key);  // in place of the oldest
   std::rotate(kept.begin(), at, at + 1);
   return kept.front();
 }
