@@ -19,25 +19,6 @@ namespace headrace {
 
 inline constexpr uint64_t kEpochMax = 0xFFFFFFFF;
 
-// What a key is for: keys of different purposes share nothing. From headrace/order/hash.py.
-enum class Purpose : uint64_t {
-  kShuffled = 1,
-  kBlocks = 2,
-  kWindow = 3,
-  kClasses = 4,
-  kMembers = 5,
-  kResident = 8,
-  kParts = 15,
-};
-
-// `derive_key` of headrace/order/hash.py.
-constexpr uint64_t derive_key(uint64_t seed, Purpose purpose,
-                              std::initializer_list<uint64_t> parts) {
-  uint64_t key = mix64((mix64(seed + kGolden) ^ static_cast<uint64_t>(purpose)) + kGolden);
-  for (const uint64_t part : parts) key = mix64((key ^ part) + kGolden);
-  return key;
-}
-
 using Interval = std::pair<uint64_t, uint64_t>;  // the first, and behind the last
 
 class Order {

@@ -33,9 +33,22 @@ constexpr uint64_t mix64(uint64_t x) {
 // 2^64 divided by the golden ratio: the odd step that spreads counters before mixing.
 inline constexpr uint64_t kGolden = 0x9e3779b97f4a7c15u;
 
-// `derive_key` of headrace/order/hash.py: of a seed, a purpose, and what else tells keys apart.
-constexpr uint64_t derive_key(uint64_t seed, std::initializer_list<uint64_t> parts) {
-  uint64_t key = mix64(seed + kGolden);
+// What a key is for: keys of different purposes share nothing. From headrace/order/hash.py.
+enum class Purpose : uint64_t {
+  kShuffled = 1,
+  kBlocks = 2,
+  kWindow = 3,
+  kClasses = 4,
+  kMembers = 5,
+  kResident = 8,
+  kPictures = 9,
+  kParts = 15,
+};
+
+// `derive_key` of headrace/order/hash.py.
+constexpr uint64_t derive_key(uint64_t seed, Purpose purpose,
+                              std::initializer_list<uint64_t> parts) {
+  uint64_t key = mix64((mix64(seed + kGolden) ^ static_cast<uint64_t>(purpose)) + kGolden);
   for (const uint64_t part : parts) key = mix64((key ^ part) + kGolden);
   return key;
 }

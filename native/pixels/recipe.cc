@@ -10,13 +10,11 @@
 namespace headrace::pixels {
 namespace {
 
-constexpr uint64_t kPictures = 9;  // Purpose.PICTURES of headrace/order/hash.py
-
 // A stream of random numbers: SplitMix64 from a key (Steele, Lea and Flood 2014).
 class Random {
  public:
   explicit Random(const Draw& draw)
-      : state_(derive_key(draw.seed, {kPictures, draw.epoch, draw.index})) {}
+      : state_(derive_key(draw.seed, Purpose::kPictures, {draw.epoch, draw.index})) {}
 
   // In [0, 1), 53 bits.
   double uniform() {
