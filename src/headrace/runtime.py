@@ -43,6 +43,7 @@ __all__ = [
     "checked",
     "control_folder",
     "end",
+    "end_signals",
     "launch",
     "runtime_folder",
     "tail",
@@ -362,6 +363,16 @@ def agent_folder(job: str = "") -> RuntimeFolder:
     of_job = "".join(c if c.isalnum() else "_" for c in job)[:64]
     name = f"{node.name}-agent-{of_job}" if of_job else f"{node.name}-agent"
     return RuntimeFolder(node.with_name(name), "agent")
+
+
+def end_signals() -> list[int]:
+    """What ends a process that serves others: SIGTERM and SIGINT.
+
+    Not what it was started to ignore: a scheduler that cancels a job tells all of its processes, and those that
+    serve the job's ranks go on until these have left.
+    """
+    both = (signal.SIGTERM, signal.SIGINT)
+    return [each for each in both if signal.getsignal(each) is not signal.SIG_IGN]
 
 
 def agent_sockets(job: str) -> tuple[str, ...]:

@@ -486,8 +486,10 @@ def closest_key(name: str) -> str:
 
 
 def _meant(name: str) -> str:
-    """The key that is most like a name, which may lack its section; '': none."""
-    last = [key for key in KEYS if key.rpartition(".")[2] == name]
+    """The key that is most like a name, which may lack its section or have another's; '': none."""
+    section, _, word = name.rpartition(".")
+    everywhere = [] if section in KEYS else [*KEYS, *ALIASES]  # a key has no keys below it
+    last = [key for key in everywhere if key.rpartition(".")[2] == word]
     known = [*KEYS, *ALIASES, *(key.partition(".")[0] for key in KEYS)]
     return next(iter(difflib.get_close_matches(name, last or known, 1, 0.0 if last else 0.6)), "")
 

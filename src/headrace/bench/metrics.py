@@ -382,7 +382,8 @@ def verdict_of(  # noqa: C901, PLR0911, PLR0917 - all that is known
         return BoundVerdict("compute", f"AU is {au:.2f} %: the {source} keeps up{instead}")
     if step_s > 0 and late_p99_s > 0.05 * step_s and late_p99_s > 0.001:
         late, steps = f"{late_p99_s * 1e3:.2f} ms late (p99)", f"{step_s * 1e3:.2f} ms"
-        reason = f"ends of steps were noticed up to {late}, steps take {steps}"
+        reason = f"ends of steps were noticed up to {late}, steps take {steps}; {harness:.1%} of the time went "
+        reason += "to the harness"
         return BoundVerdict("harness", f"{reason}{_NOT_THE_STORAGE}")
     if ceiling_au is not None and ceiling_au < _CEILING_LEAST and 100 - ceiling_au >= 0.2 * lost:
         reason = f"without any storage AU is {ceiling_au:.2f} %, with it {au:.2f} %: the harness alone loses "

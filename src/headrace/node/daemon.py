@@ -26,7 +26,7 @@ from headrace.node.link import Link, LinkLost
 from headrace.node.server import Server
 from headrace.node.wire import DaemonReport, StatusAsked
 from headrace.plane.tiers import memory_quota
-from headrace.runtime import end, launch
+from headrace.runtime import end, end_signals, launch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -128,7 +128,7 @@ def run(folder: RuntimeFolder, options: NodeOptions) -> None:
         if server is not None:
             server.stop()
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, end) for number in end_signals()}
     metrics = None
     raise_descriptor_limit()
     try:

@@ -26,7 +26,7 @@ from headrace.base.loop import Loop
 from headrace.base.peers import user_name
 from headrace.control.prometheus import JobLabels, serve_metrics
 from headrace.machine.sensors import GPUs, all_sensors
-from headrace.runtime import SITE_SOCKET, RuntimeFolder, agent_folder
+from headrace.runtime import SITE_SOCKET, RuntimeFolder, agent_folder, end_signals
 from headrace.telemetry.accounts import NODE, Accounts, Ledger, NodeShape, Now, Observation
 from headrace.telemetry.history import default_history
 from headrace.telemetry.messages import JobNotice, Listener, parse_message
@@ -365,8 +365,8 @@ def run(folder: RuntimeFolder, options: AgentOptions) -> None:
     Raises TelemetryError if another agent is there already, or keeps this history, and HeadraceError if
     metrics cannot be served.
     """
-    loop, ends = Loop(), (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.signal(number, lambda *_: loop.stop()) for number in ends}
+    loop = Loop()
+    before = {number: signal.signal(number, lambda *_: loop.stop()) for number in end_signals()}
     try:
         with contextlib.ExitStack() as stack:
             stack.callback(folder.claim().release)

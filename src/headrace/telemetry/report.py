@@ -55,6 +55,11 @@ def hint_of(record: JobRecord) -> str:
                 f"data were there in time, yet the GPUs worked {use:.0%} of the time: "
                 "the step itself is the limit (batch size, host-side work, synchronisation)"
             )
+        if not record.measured:
+            return (
+                "from outside nothing was seen to wait for storage; what steps wait for, only loaders of "
+                "headrace's tell"
+            )
         return "data were there in time; nothing to do"
     cause = next(iter(record.waited), Cause.OTHER)
     remedy = cause.remedy

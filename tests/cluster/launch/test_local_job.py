@@ -14,24 +14,51 @@ from cluster.launch.launching import MARK, TRAINER, seen_counts
 from headrace.cluster.executor import JobState, Submission
 from headrace.cluster.launch import rank_start
 from headrace.cluster.local.executor import LocalExecutor
+from headrace.telemetry import job_report
 from tests_shared import until
 
 
-def test_a_job_that_is_sent_usr1_starts_again_where_it_stopped(launch, photos, tmp_path):
-    executor = LocalExecutor(tmp_path / "jobs")
-    log = launch.folder / "log"
+def local_job(launch, photos, folder, log, *more, options=()):
+    """An executor, and a job of two nodes that trains."""
     words = shlex.join(
         [
             sys.executable, "-c", "from headrace.cli import main; main()", "launch", "--local",
-            str(launch.disk), "--framework", "plain", "--ranks-per-node", "1", "--no-daemon", "--no-agent",
-            "--stage",
+            str(launch.disk), "--framework", "plain", "--ranks-per-node", "1", *more, "--stage",
             str(photos), str(TRAINER), "checkpoints", "--log", str(log), "--pace", "0.1",
         ]
     )  # fmt: skip
     script = f"#!/bin/bash\nexport {MARK}={launch.mark}\nexec {words}\n"
     environment = {"HEADRACE_HISTORY": str(launch.folder / "history")}
-    options = ("--nodes=2", "--ntasks-per-node=1", "--requeue", "--time=5", "--open-mode=append")
-    job = executor.submit(Submission(script.encode(), options, (), launch.folder, environment))
+    options = ("--nodes=2", "--ntasks-per-node=1", "--time=5", *options)
+    executor = LocalExecutor(folder / "jobs")
+    return executor, executor.submit(
+        Submission(script.encode(), options, (), launch.folder, environment)
+    )
+
+
+def test_what_the_ranks_of_a_cancelled_job_did_last_is_in_its_report(launch, photos, tmp_path):
+    """All of the job is signalled; who hears its ranks goes on until they left."""
+    log = launch.folder / "log"
+    executor, job = local_job(launch, photos, tmp_path, log)
+    try:
+        launch.wait_for_steps(log, 2, steps=2)
+    finally:
+        executor.cancel([job])
+        (status,) = executor.wait([job], 120.0)[job]
+    text = b"".join(executor.logs(job)).decode()
+    assert status.state == JobState.CANCELLED, text
+    assert "saved at step" in text
+    report = job_report(launch.folder / "history", job)
+    assert report.record.total("samples") > 0, report.text()
+    assert report.record.unended == 0, report.text()
+
+
+def test_a_job_that_is_sent_usr1_starts_again_where_it_stopped(launch, photos, tmp_path):
+    log = launch.folder / "log"
+    executor, job = local_job(
+        launch, photos, tmp_path, log, "--no-daemon", "--no-agent",
+        options=("--requeue", "--open-mode=append"),
+    )  # fmt: skip
     try:
         launch.wait_for_steps(log, 2, steps=2)
         executor.cancel([job], signal.SIGUSR1)

@@ -228,7 +228,7 @@ class Conductor:
                         next_step="Use one environment on all nodes.",
                     )
                 case "helper_ended":
-                    # Where a job is cancelled all its processes may be signalled, helpers too.
+                    # Where a job is cancelled all its processes may be signalled, staging too.
                     if not self._is_cancelled():
                         is_needed = (
                             message["name"] == "stage" and not begun and not self._is_staged()

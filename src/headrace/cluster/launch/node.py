@@ -42,6 +42,7 @@ from headrace.cluster.processes import (
     end_descendants,
     reap,
     send,
+    start_time,
 )
 from headrace.errors import LaunchError
 
@@ -202,7 +203,8 @@ class Supervisor:
         match message["kind"]:
             case "helper":
                 with self._folder.log(message["name"]).open("ab") as log:
-                    pid = _start(message["command"], message["environment"], log.fileno())
+                    pid = _start(message["command"], message["environment"], log.fileno(),
+                                 outlives=message["name"] != "stage")  # fmt: skip
                 self._helpers[pid] = message["name"]
             case "ranks":
                 self._start_ranks(message)
@@ -269,6 +271,9 @@ class Supervisor:
 
     def _end(self) -> None:
         """Ends the helpers, and says what had to be ended, and what could not be."""
+        for pid, name in self._helpers.items():
+            if name != "stage" and (began := start_time(pid)) is not None:
+                send(pid, began, signal.SIGINT)
         # Staging that was told of the job's end parts from the other nodes in good order.
         _, stuck = end_descendants(_HELPERS_S, each=self._beat)
         self._folder.remove()
@@ -276,13 +281,20 @@ class Supervisor:
         self._over = True
 
 
-def _start(command: Sequence[str], environment: Mapping[str, str], log: int | None = None) -> int:
+def _start(
+    command: Sequence[str], environment: Mapping[str, str], log: int | None = None, *,
+    outlives: bool = False,
+) -> int:  # fmt: skip
+    """Start a process of the launch; what `outlives` the ranks does not end by a scheduler's SIGTERM to all."""
+
     def before() -> None:
         die_with_parent(signal.SIGKILL)
         # Slurm's --signal goes to every process of a step: who does not know it must not die of it.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, GUARD_GONE):
             signal.signal(number, signal.SIG_DFL)
+        if outlives:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     # This process has one thread: nothing can hold a lock that the child needs.
     child = subprocess.Popen(  # noqa: S603
