@@ -55,7 +55,7 @@ def slowly(loader):
     batches = []
     for batch in loader:
         batches.append(batch)
-        watcher = getattr(loader, "_watcher", None)
+        watcher = getattr(getattr(loader, "_headrace", None), "watcher", None)
         if watcher is not None and watcher._ahead is not None:
             settle(watcher._ahead)
     return batches

@@ -371,7 +371,8 @@ def _subtitle(run: TraceFigures) -> str:
     when = datetime.fromtimestamp(run.span_s[0], UTC).strftime("%Y-%m-%d %H:%M UTC")
     where = f"{counted(len(run.ranks), 'rank')} on {counted(run.hosts, 'host')}"
     took = duration_text(run.seconds)
-    return f"{about.source}, {about.samples:,} {_unit(run)}, {where}; {when}, {took}"
+    more = f" and {counted(len(run.loaders) - 1, 'more loader')}" if len(run.loaders) > 1 else ""
+    return f"{about.source}, {about.samples:,} {_unit(run)}{more}, {where}; {when}, {took}"
 
 
 def _unit(run: TraceFigures) -> str:
