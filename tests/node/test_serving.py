@@ -1,5 +1,6 @@
 """What the daemon delivers: the same as without it, from memory that all clients share."""
 
+import gc
 import os
 import re
 import threading
@@ -250,13 +251,14 @@ def test_a_data_set_that_cannot_be_read_leaves_no_descriptor(
     with serving(folder):
         one = link()
         assert _open(one, store, ("no such part",)).status == ReplyStatus.MISMATCH
+        gc.collect()  # what other tests left in cycles must not go meanwhile
         before = len([*Path("/proc/self/fd").iterdir()])
         with monkeypatch.context() as patched:
             patched.setattr("headrace.plane.pipeline.Pipeline.begin", _raise(error))
             for _ in range(3):
                 reply = _open(one, store)
                 assert (reply.status, str(error) in reply.message) == (ReplyStatus.NOT_FOUND, True)
-        assert len([*Path("/proc/self/fd").iterdir()]) == before
+        assert len([*Path("/proc/self/fd").iterdir()]) <= before
         assert _open(one, store).status == ReplyStatus.OK
 
 
