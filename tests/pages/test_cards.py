@@ -54,6 +54,22 @@ def test_a_loader_says_what_it_loads_and_where_it_stands(packed_photos):
     loader.close()
 
 
+def test_what_a_url_keeps_secret_is_shown_nowhere(packed_photos, monkeypatch, capsys):
+    monkeypatch.setenv("HEADRACE_VERDICT", "1")
+    with hr.open(packed_photos) as store:
+        loader = hr.loader(store, 4, seed=7)
+        list(loader)
+        store.path = "https://me:hidden@example.org/photos.hr?signature=hidden"
+        list(loader)
+        first, second = (line for line in capsys.readouterr().err.splitlines() if "epoch" in line)
+        assert f"epoch 0 of {packed_photos.name} | 36 samples" in first
+        assert "epoch 1 of photos.hr | 36 samples" in second
+        for said in (second, repr(loader), checked(loader._repr_html_().replace("https:", ""))):
+            assert "photos.hr" in said
+            assert "hidden" not in said
+        loader.close()
+
+
 @pytest.mark.parametrize(("shuffle", "said"), [(False, "in the given order"), (True, "seed 7")])
 def test_a_loader_over_some_samples_says_how_many_and_in_which_order(packed_photos, shuffle, said):
     loader = hr.loader(packed_photos, 4, order=Subset([7, 3, 9], 36, seed=7, shuffle=shuffle))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from headrace.base.job import tell_resumed
 from headrace.base.text import bytes_text
 from headrace.errors import RankError, StateMismatch
+from headrace.io.objects.location import shown
 from headrace.order import Mixed, OrderState, combine_hashes, order_hash
 from headrace.order.order import unit_of
 from headrace.plane.batch_trace import StepLog
@@ -662,4 +663,4 @@ def _order_text(order: Order) -> str:
 
 
 def _source(loader: Loader) -> str:
-    return str(loader.source.path)
+    return shown(str(loader.source.path))

@@ -18,6 +18,7 @@ from headrace.control.controller import EPOCH_LOG, wants_epochs
 from headrace.control.limits import READS_MAX
 from headrace.control.stalls.verdict import Verdict, verdict_line, verdict_of
 from headrace.control.stalls.waits import Evidence
+from headrace.io.objects.location import shown
 from headrace.machine.host import cpu_quota, file_system_of, read_host
 from headrace.order import Order
 from headrace.order.order import unit_of
@@ -156,12 +157,9 @@ def tell_epoch(loader: Any, seen: int = 0, changes: Sequence[Change] = ()) -> in
         epoch = int(steps["epoch"][-1])
         kept = [change for change in changes if change.action == "keep"]
         verdict = verdict_on(loader, epoch=epoch)
+        whose, unit = _about(loader)
         line = epoch_line(
-            f"epoch {epoch}{_of(loader)}",
-            steps[steps["epoch"] == epoch],
-            verdict,
-            kept,
-            _unit(loader),
+            f"epoch {epoch}{whose}", steps[steps["epoch"] == epoch], verdict, kept, unit
         )
     except Exception:  # noqa: BLE001 - what says how training fares must not end it
         EPOCH_LOG.exception("nothing can be said of this epoch")
@@ -172,19 +170,14 @@ def tell_epoch(loader: Any, seen: int = 0, changes: Sequence[Change] = ()) -> in
     return seen
 
 
-def _unit(loader: Any) -> str:
-    order = getattr(getattr(loader, "_loader", loader), "order", None)
-    return unit_of(order.describe() if isinstance(order, Order) else {})
-
-
-def _of(loader: Any) -> str:
-    """Whose epoch it is: a training's and a validation's lines would look alike."""
-    path = str(
-        getattr(getattr(getattr(loader, "_loader", loader), "source", None), "path", "") or ""
-    )
-    data = getattr(loader, "dataset", None)
+def _about(loader: Any) -> tuple[str, str]:
+    """Whose epochs they are, else a training's and a validation's lines look alike; and what they count."""
+    inner = getattr(loader, "_loader", loader)
+    path = shown(str(getattr(getattr(inner, "source", None), "path", "") or ""))
+    data, order = getattr(loader, "dataset", None), getattr(inner, "order", None)
     name = Path(path).name or ("" if data is None else type(data).__name__)
-    return f" of {name}" if name else ""
+    unit = unit_of(order.describe() if isinstance(order, Order) else {})
+    return f" of {name}" if name else "", unit
 
 
 def epoch_line(
