@@ -420,7 +420,9 @@ def _print_agent(output: Output, state: dict[str, Any]) -> None:
     if state["metrics"]:
         output.line(f"  metrics  http://{state['metrics']}/metrics")
     if state["without"]:
-        output.line(f"  without  {', '.join(state['without'])}: headrace agent logs says why")
+        output.line(
+            f"  without  {', '.join(state['without'])}; `headrace agent logs`, with the same options, says why"
+        )
     if state["node_why"]:
         output.line(f"  node     may be called otherwise: {state['node_why']}")
     if state["elsewhere"]:
