@@ -372,10 +372,8 @@ class _Situation:
             # Reads that wait for each other take the less time, the fewer there are.
             room = self._room_when_bound(target, target / now)
             # What is kept decoded needs no bytes, and says nothing of how many others do.
-            return {
-                READS: target,
-                BYTES: min(room or self.knobs.buffer_bytes, self.knobs.buffer_bytes),
-            }
+            fewer = {BYTES: min(room, self.knobs.buffer_bytes)} if room else {}
+            return {READS: target, **fewer}
         return self._fewer_bytes(self._room_when_bound(now, 1.0))
 
     def _room_when_bound(self, reads: int, share: float) -> int:

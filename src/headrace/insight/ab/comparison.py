@@ -354,10 +354,12 @@ def sentence(comparison: Comparison) -> str:
         return f"{who} makes {what} {_number(ratio.ratio)} x faster ({between}), {how}."
     because, share = "", comparison.reading_share
     if share is not None:
-        because = ", because it is compute bound: " if comparison.compute_bound else "; "
-        because = (
-            ", because it waits for something else: " if comparison.waits_otherwise else because
-        )
+        because = "; "
+        if comparison.compute_bound:
+            what_for = (
+                "waits for something else" if comparison.waits_otherwise else "is compute bound"
+            )
+            because = f", because it {what_for}: "
         percent = "less than 1" if share < 0.01 else f"{100 * share:.0f}"
         because += f"reading was {percent} % of its time"
     if ratio.slower:
