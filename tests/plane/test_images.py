@@ -7,6 +7,7 @@ import multiprocessing
 import pickle
 import struct
 import zlib
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -435,6 +436,19 @@ def test_threads_are_a_knob_and_its_numbers_are_published(photo_store):
     loader.close()
     with pytest.raises(ValueError, match=str(THREADS_MAX)):
         hr.loader(photo_store, 8, decode=IMAGES, decode_threads=THREADS_MAX + 1)
+
+
+@pytest.mark.parametrize(("size", "ahead"), [(8, 2), (1700, 1)])  # of 35 MB of floats
+def test_of_batches_with_many_pixels_one_is_decoded_ahead(photo_store, size, ahead):
+    images = hr.Images(size=size, crop="stretch", dtype="float32")
+    with hr.open(photo_store) as store:
+        loader = hr.loader(store, 1, decode=images)
+        next(iter(loader))
+        native = loader.reader._reader().submit(np.arange(1)).take()
+        behind = [mock.Mock() for _ in range(4)]
+        loader.decoding.pending(native, 0).take(behind)
+        loader.close()
+    assert [pending.begin.called for pending in behind] == [i < ahead for i in range(4)]
 
 
 def test_pixels_stay_when_the_loader_is_gone_and_are_not_recycled_under_a_view(

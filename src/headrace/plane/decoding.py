@@ -49,8 +49,8 @@ BATCHES_DECODED_AHEAD: Final = 2
 """Beside the one that is asked for next: threads never wait for the consumer's next request."""
 
 _LARGE_BYTES: Final = 32 << 20
-"""Of encoded pictures: a batch with more keeps threads busy for so long that one ahead is enough, and each one
-more is memory that is touched for the first time, at a quarter of the speed of a copy."""
+"""Of encoded pictures or of pixels: a batch with more keeps threads busy for so long that one ahead is
+enough, and each one more is memory that is touched for the first time, at a quarter of the speed of a copy."""
 
 THREADS_MAX: Final = 1024
 
@@ -114,7 +114,9 @@ class PendingPixels:
         if self._error is not None:
             raise self._error
         decoded = self._decoded or self._submit()
-        ahead = 1 if decoded.native.data.nbytes > _LARGE_BYTES else BATCHES_DECODED_AHEAD
+        native = decoded.native
+        largest = max(native.data.nbytes, self._stage.pixel_bytes(native))
+        ahead = 1 if largest > _LARGE_BYTES else BATCHES_DECODED_AHEAD
         while True:
             for pending in islice(behind, ahead):
                 if not pending.begin():
@@ -238,11 +240,15 @@ class Decoding:
 
     # -- decoding ----------------------------------------------------------------------------------
 
+    def pixel_bytes(self, native: _native.Batch) -> int:
+        """What the pixels of a batch take."""
+        return native.samples * int(self._recipe.output_bytes)
+
     def submit(self, native: _native.Batch, epoch: int) -> Decoded:
         """Have a batch decoded that was read; returns at once."""
         pool = self.pool
         if pool is None:
-            free = (BATCHES_DECODED_AHEAD + 2) * native.samples * self._recipe.output_bytes
+            free = (BATCHES_DECODED_AHEAD + 2) * self.pixel_bytes(native)
             if self.keeps_buffers:
                 free = RETAIN_ALL
             self._pool = pool = _native.DecodePool(self._threads, free, self._keep_bytes())
