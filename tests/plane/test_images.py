@@ -5,6 +5,7 @@ import io
 import math
 import multiprocessing
 import pickle
+import random
 import struct
 import zlib
 from unittest import mock
@@ -14,6 +15,7 @@ import pytest
 from PIL import Image, ImageOps
 
 import headrace as hr
+from fuzz.mutation import mutated
 from headrace import _native
 from headrace.errors import DecodeError, VolumeError
 from headrace.order.hash import GOLDEN, Purpose, derive_key, mix64
@@ -594,6 +596,39 @@ def test_damaged_scans_are_refused_although_libjpeg_goes_on():
     data[start : start + 40] = b"\xff\xd9" * 20  # an end marker within the scan
     with pytest.raises(ValueError, match=r"\w"):
         _native.decode_picture(hr.Images(crop="stretch").recipe(), bytes(data), 0, 0, 0)
+
+
+def test_of_ten_thousand_hostile_files_each_is_named_or_shows_its_own_pixels(tmp_path):
+    rng = random.Random(11)
+    seeds = [
+        make(picture(*size, seed=3)) for make in KINDS.values() for size in ((33, 21), (40, 64))
+    ]
+    files = [mutated(rng, seeds) for _ in range(10_000)]
+    store = store_of(tmp_path, {f"{i:05d}": data for i, data in enumerate(files)})
+    pixels, what = {}, {"delivered": 0, "by Pillow": 0}
+    loader = hr.loader(store, 64, seed=2, decode=IMAGES, on_error="skip", decode_threads=3)
+    for batch in loader:
+        pixels |= zip(batch.indices.tolist(), batch.pixels, strict=True)
+    left_out = {each.index: each for each in loader.skipped}
+    what["left out"] = len(left_out)
+    loader.close()
+    assert not left_out.keys() & pixels.keys()
+    assert len(left_out) + len(pixels) == len(files)
+    for index, data in enumerate(files):
+        if index in left_out:
+            assert f"{index:05d}" in left_out[index].reason
+            with pytest.raises(ValueError, match=r"\w"):
+                decoded(IMAGES, data, index, 2, 0)
+            continue
+        try:
+            alone = decoded(IMAGES, data, index, 2, 0)
+            what["delivered"] += 1
+        except ValueError:  # ours refuse it: then Pillow decoded it, from its own bytes
+            with Image.open(io.BytesIO(data)) as im:
+                alone = decoded(IMAGES, encoded(im.convert("RGB"), "PPM"), index, 2, 0)
+            what["by Pillow"] += 1
+        assert (pixels[index] == alone).all()
+    assert min(what.values()) > 0, what
 
 
 def segments_of(data: bytes) -> list[tuple[int, bytes]]:
