@@ -493,8 +493,10 @@ class DataLoader(torch_data.DataLoader[T_co]):
         elif own.watcher is not None:
             lines.append(f"reading ahead: {own.watcher.explain()}")
         elif own.context is not None:
-            notes = sorted(own.context.results.notes.items())
-            lines += [f"reading ahead: worker {worker}: {note}" for worker, note in notes]
+            notes = own.context.results.notes
+            for note in dict.fromkeys(notes[worker] for worker in sorted(notes)):
+                who = [str(worker) for worker in sorted(notes) if notes[worker] == note]
+                lines.append(f"reading ahead: worker {', '.join(who)}: {note}")
         if own.context is not None:
             lines.append(f"batches: {own.context.explain()}")
         if own.stats.batches:
