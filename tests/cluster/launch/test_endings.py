@@ -73,6 +73,23 @@ def test_after_a_rank_has_failed_nothing_is_left(launch, photos):
     assert re.search(r"rank 0 \(node n0\) ended with status 9$", err, re.MULTILINE)
 
 
+def test_torchruns_that_part_while_a_rank_fails_print_no_stack_of_their_store(launch):
+    """The node whose ranks ended well waits at the store of the other one's torchrun, which leaves first."""
+    pytest.importorskip("torch")
+    script = launch.folder / "uneven.py"
+    script.write_text(
+        "import os, time\n"
+        "print('level', os.environ.get('TORCH_CPP_LOG_LEVEL'))\n"
+        "if os.environ['RANK'] == '0':\n    time.sleep(1.5)\n    os._exit(9)\n"
+    )
+    launch.start("--ranks-per-node", "1", "--no-daemon", str(script))
+    code, out, err = launch.end()
+    assert code == 9, err
+    assert out.count("level None") == RANKS  # what ranks print is theirs to say
+    assert "TCPStore" not in err
+    assert "frame #" not in err
+
+
 def test_after_a_rank_was_killed_nothing_is_left(launch, photos):
     running(launch, photos)
     os.kill(launch.ranks()[0], signal.SIGKILL)

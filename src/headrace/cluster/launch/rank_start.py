@@ -18,12 +18,18 @@ def torchrun() -> None:
     """torchrun, which leaves it to the launcher to say how its ranks ended."""
     import logging
 
+    # torch reads it once: when a peer ends first, torchrun's store would print forty lines of C++ about it.
+    quiet = "TORCH_CPP_LOG_LEVEL" not in os.environ
+    if quiet:
+        os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     from headrace.cluster.launch.stop_page import PAGE_VARIABLE, RankSlot
 
+    if quiet:
+        del os.environ["TORCH_CPP_LOG_LEVEL"]  # the ranks' own is the user's
     if "LOGLEVEL" not in os.environ:  # torchrun's own variable: who sets it wants to read all
         logging.disable(logging.ERROR)
     # Else it leaves a folder in TMPDIR behind; this one ends with the launch.
