@@ -230,6 +230,7 @@ def stage(
     from headrace.base.job import is_first_on_node, which_node
     from headrace.job.meeting import Meeting, meeting_folder
     from headrace.job.server import NodeServer, StageOptions
+    from headrace.runtime import end_signals
 
     meeting = Meeting(meeting_folder(meet))
     if end:
@@ -248,7 +249,7 @@ def stage(
     )  # fmt: skip
     given = source_of(source) if source else None
     server = NodeServer(given, meeting, place, options, output.remark)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in end_signals():
         signal.signal(number, lambda *_: server.stop.set())
     from headrace.cli.progress import progress
 

@@ -48,6 +48,9 @@ def test_what_the_ranks_of_a_cancelled_job_did_last_is_in_its_report(launch, pho
     text = b"".join(executor.logs(job)).decode()
     assert status.state == JobState.CANCELLED, text
     assert "saved at step" in text
+    assert (
+        "; 36 samples staged" in text
+    )  # staging hears of the end from the launch, not from the signal
     report = job_report(launch.folder / "history", job)
     assert report.record.total("samples") > 0, report.text()
     assert report.record.unended == 0, report.text()

@@ -408,9 +408,9 @@ class Conductor:
                 report.staged_samples += document.ready
                 report.staged_bytes += document.written
                 report.source_bytes += document.source_bytes
-            if (head := self._meeting.head()) is not None:  # the nodes part in good order
-                self._meeting.end(str(head["session"]))
-        self.nodes.send("end")
+        if head := self._meeting.head() if self.options.stage else None:
+            self._meeting.end(str(head["session"]))  # the nodes part in good order
+        self.nodes.send("end", stage_knows=bool(head))
         self._until(lambda n: n.gone is not None, _GONE_S)
         for node in self.nodes.all:
             if node.gone is not None:

@@ -203,8 +203,7 @@ class Supervisor:
         match message["kind"]:
             case "helper":
                 with self._folder.log(message["name"]).open("ab") as log:
-                    pid = _start(message["command"], message["environment"], log.fileno(),
-                                 outlives=message["name"] != "stage")  # fmt: skip
+                    pid = _start(message["command"], message["environment"], log.fileno())
                 self._helpers[pid] = message["name"]
             case "ranks":
                 self._start_ranks(message)
@@ -221,7 +220,7 @@ class Supervisor:
             case "end_ranks":
                 self._end_ranks(message["grace_s"])
             case "end":
-                self._end()
+                self._end(stage_knows=message["stage_knows"])
 
     def _start_ranks(self, message: Message) -> None:
         common = message["common"] | self._gpus
@@ -269,23 +268,21 @@ class Supervisor:
         self._ranks.clear()
         self._connection.send("ranks_over", notes=self._page.notes())
 
-    def _end(self) -> None:
+    def _end(self, *, stage_knows: bool = False) -> None:
         """Ends the helpers, and says what had to be ended, and what could not be."""
         for pid, name in self._helpers.items():
-            if name != "stage" and (began := start_time(pid)) is not None:
+            # Staging that was told of the job's end parts from the other nodes in good order.
+            told = stage_knows and name == "stage"
+            if not told and (began := start_time(pid)) is not None:
                 send(pid, began, signal.SIGINT)
-        # Staging that was told of the job's end parts from the other nodes in good order.
         _, stuck = end_descendants(_HELPERS_S, each=self._beat)
         self._folder.remove()
         self._connection.send("gone", ended=self._tidied[0], stuck=self._tidied[1] + stuck)
         self._over = True
 
 
-def _start(
-    command: Sequence[str], environment: Mapping[str, str], log: int | None = None, *,
-    outlives: bool = False,
-) -> int:  # fmt: skip
-    """Start a process of the launch; what `outlives` the ranks does not end by a scheduler's SIGTERM to all."""
+def _start(command: Sequence[str], environment: Mapping[str, str], log: int | None = None) -> int:
+    """Start a process of the launch; helpers, which have a log, do not end by a scheduler's SIGTERM to all."""
 
     def before() -> None:
         die_with_parent(signal.SIGKILL)
@@ -293,7 +290,7 @@ def _start(
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, GUARD_GONE):
             signal.signal(number, signal.SIG_DFL)
-        if outlives:
+        if log is not None:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     # This process has one thread: nothing can hold a lock that the child needs.
