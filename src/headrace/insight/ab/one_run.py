@@ -4,7 +4,7 @@
 
 It is the parent of all that the command starts, also of what outlives its own parent, so that CPU time, bytes
 read and processes left behind are of this run and of nothing else. When whoever compares is gone, or says
-SIGTERM, it ends them and itself.
+SIGTERM, it ends them and itself; who is gone cannot remove the comparison's folder, so it does.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -79,17 +80,24 @@ class Ran:
 def main(task_file: str) -> None:
     """Run the task of a file; writes its result."""
     task = Task(**HANDED_OVER.decode(Path(task_file).read_bytes(), task_file).plain())
+    parent, folder = os.getppid(), Path(task_file).parent
+
+    def clean_up() -> None:
+        if os.getppid() != parent and folder.name.startswith("headrace-ab-"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def give_up(number: int, _frame: FrameType | None) -> None:
+        processes.end_descendants(_GRACE_S)
+        clean_up()
+        os._exit(128 + number)
+
     processes.adopt_orphans()
+    signal.signal(signal.SIGTERM, give_up)
     processes.die_with_parent(signal.SIGTERM)
-    signal.signal(signal.SIGTERM, _give_up)
     # Keys that are pressed are for whoever compares. A handler: what is ignored would be for the program too.
     signal.signal(signal.SIGINT, lambda *_: None)
     Path(task.result).write_bytes(HANDED_OVER.encode(asdict(_measure(task))))
-
-
-def _give_up(number: int, _frame: FrameType | None) -> None:
-    processes.end_descendants(_GRACE_S)
-    os._exit(128 + number)
+    clean_up()  # a launched program gets SIGTERM itself
 
 
 def _measure(task: Task) -> Ran:
