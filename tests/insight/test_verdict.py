@@ -532,6 +532,16 @@ def test_a_loop_that_stands_by_itself_is_told_so_and_not_to_decode_faster():
     )
 
 
+def test_only_a_pause_between_epochs_may_be_workers_that_start_anew():
+    run = Run(worked_s=0.02)
+    for at in range(40):
+        run.add({"decode": 0.01}, worked_s=5.02 if at == 19 else None)
+    steps = run.steps()
+    assert "persistent_workers" not in verdict_of(steps).action
+    steps["epoch"][20:] = 1
+    assert "persistent_workers" in verdict_of(steps).action
+
+
 def test_pauses_smaller_than_the_stall_are_told_and_what_to_do_is_about_the_data():
     found = paused({9: 0.82}, wait_s=0.1)
     assert found.pauses

@@ -527,10 +527,10 @@ def verdict_of(
     if pauses and pauses.seconds <= other_s:
         pauses = None  # it was another rank that these steps waited for
     if pauses and pauses.seconds - other_s > stall_s:
+        workers = "Workers that start anew in each epoch (persistent_workers=True keeps them)? "
         action = (
-            f"look at what your own loop does {pauses.where}: a validation, a checkpoint, a log? Workers that "
-            "start anew in each epoch (persistent_workers=True keeps them)? Of several ranks, it may have "
-            "waited there for another"
+            f"look at what your own loop does {pauses.where}: a validation, a checkpoint, a log? "
+            f"{workers if pauses.between_epochs else ''}Of several ranks, it may have waited there for another"
         )
         gain_s, gain_from = 0.0, f"up to {pauses.seconds:.3g} s, none of them waited for data"
     return Verdict(
