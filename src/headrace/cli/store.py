@@ -389,10 +389,10 @@ def read(
     output.line(f"CPU {cpu_s:.2f} s, {cpu_s_per_gb:.3f} s/GB (the emulated step's not)")
     share = stats.stall_s / elapsed_s
     handed_s = max(0.0, stats.stall_s - for_data_s)
+    # How long for data, the plane's own lines say.
     output.line(
-        f"waited {duration_text(stats.stall_s)} for batches, {share:.1%} of the time: "
-        f"{duration_text(stats.stall_s - handed_s)} for data, {duration_text(handed_s)} while ready ones were "
-        "handed over"
+        f"waited {duration_text(stats.stall_s)} for batches, {share:.1%} of the time: {duration_text(handed_s)} "
+        "of it while ready ones were handed over"
     )
     label_mix = mixed["label_mix"]
     if label_mix is not None or mixed["entropy_share"] < 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, overload
 
-from headrace.base.text import bytes_text
+from headrace.base.text import bytes_text, duration_text
 from headrace.control.controller import CHANGES_KEPT, planes
 from headrace.control.history import STALL_BAD
 from headrace.control.stalls.live import verdict_on
@@ -187,8 +187,8 @@ def _text(plane: dict[str, Any]) -> str:
             "consumer",
             f"{recent['samples_per_s']:,.0f} samples/s, {bytes_text(recent['bytes_per_s'])}/s, "
             f"waits {recent['stall']:.1%} of its time for data (last {recent['seconds']:.1f} s); "
-            f"in all it waited {consumer['waited_s']:.1f} s for data, and worked or took over ready batches "
-            f"{consumer['worked_s']:.1f} s",
+            f"in all it waited {duration_text(consumer['waited_s'])} for data, and worked or took over ready "
+            f"batches {duration_text(consumer['worked_s'])}",
         ),
         *_block(
             "storage",
