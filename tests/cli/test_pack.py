@@ -115,6 +115,18 @@ def test_progress_counts_rates_from_what_an_interrupted_run_had_done(monkeypatch
     assert capsys.readouterr().err == ("packing: 1,000,010 samples, 1 GB, 1 samples/s, 100 B/s\n")
 
 
+def test_progress_that_comes_at_once_and_late_has_no_rate(monkeypatch, capsys):
+    from headrace.cli import progress as progress_module
+    from headrace.cli.printing import Output
+
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with progress_module.progress(Output(), "tokenizing", "tokens") as tell:
+        now = 7.0
+        tell(3_000, None, 6_000, None)
+    assert capsys.readouterr().err == "tokenizing: 3,000 tokens, 6 kB\n"
+
+
 def test_quiet_says_nothing_beside_the_result(run, photos, tmp_path):
     ended = run("pack", photos, tmp_path / "new.hr", "-q")
     assert ended.err == ""

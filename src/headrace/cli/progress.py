@@ -112,10 +112,11 @@ class _Meter:
     def line_text(self) -> str:
         of = f" of {count_text(self.total)}" if self.total else ""
         size = f", {bytes_text(self.size)}" if self.size else ""
-        bytes_rate = f", {bytes_text(self._bytes_rate)}/s" if self.size else ""
+        # None, where what was done came at once: the first report, or the only one.
+        rate = f", {rate_of(self._rate)} {self._noun}/s" if self._rate else ""
+        bytes_rate = f", {bytes_text(self._bytes_rate)}/s" if self._bytes_rate else ""
         return (
-            f"{count_text(self.count)}{of} {self._noun}{size}, {rate_of(self._rate)} {self._noun}/s"
-            f"{bytes_rate}{self._left(', ')}"
+            f"{count_text(self.count)}{of} {self._noun}{size}{rate}{bytes_rate}{self._left(', ')}"
         )
 
     def _left(self, before: str) -> str:
