@@ -1,6 +1,8 @@
 """A real cluster's pictures: out of history files, a scheduler's snapshot and a controller."""
 
 import dataclasses
+import re
+import shutil
 import time
 from functools import partial
 
@@ -11,7 +13,7 @@ from headrace.base.job import JobIdentity
 from headrace.cluster.executor import JobState
 from headrace.cluster.snapshot import Allocation, ClusterJob, ClusterSnapshot, Node, Partition
 from headrace.control.client import Client, Endpoint
-from headrace.errors import TelemetryError
+from headrace.errors import ClusterError, TelemetryError
 from headrace.insight.usage import starving_of
 from headrace.telemetry.accounts import JobFacts, Ledger
 from headrace.telemetry.writing import HistoryWriter, file_of
@@ -131,6 +133,28 @@ def test_without_a_history_there_are_nodes_and_a_note(tmp_path):
     ).cluster()
     assert len(cluster.nodes) == 3
     assert "no history" in cluster.notes[0]
+
+
+def test_history_that_nobody_writes_any_more_does_not_look_live(history, tmp_path):
+    later = tmp_path / "later"
+    later.mkdir()
+    for file in history.iterdir():
+        shutil.copy(file, later)
+    clock = lambda: time.time() + 3600  # noqa: E731
+    cluster = ClusterSource(str(later), clock=clock).cluster()
+    assert (cells(cluster), cluster.totals()["running"]) == ([], 0)
+    (note,) = cluster.notes
+    assert re.fullmatch(r"Agents wrote last .+ ago: none runs any more, or none sees a job\.", note)
+
+
+def test_a_schedulers_whole_error_is_shown(history):
+    error = ClusterError(f"scontrol says: {'x' * 300}.", next_step="Set SLURM_CONF.")
+
+    def layout():
+        raise error
+
+    totals = watching(history, layout=layout).cluster().totals()
+    assert totals["notes"] == [str(error)]
 
 
 def test_with_nothing_at_all_it_is_said_what_to_do(tmp_path):

@@ -334,6 +334,10 @@ class FileHistory:
             )
         return rows
 
+    def written_s(self) -> float:
+        """When an agent last wrote something of a job, in Unix seconds."""
+        return max(map(_written_s, self._files()))
+
     def _files(self) -> list[Path]:
         if not self._place.is_dir():
             return [self._place]

@@ -38,7 +38,7 @@ from headrace.pages.html import STYLE, safe
 from headrace.web.access import SESSION_S, Guard
 from headrace.web.live import Full, Live, LiveClient
 from headrace.web.source import TracedRuns
-from headrace.web.views import plain, rows, whole_number
+from headrace.web.views import plain, rows, sentence, whole_number
 
 if TYPE_CHECKING:
     import socket
@@ -359,10 +359,10 @@ class Web:
         try:
             outcome = await asyncio.to_thread(policies.put, text, dry_run=dry_run)
         except PolicyError as e:
-            return refusal(422, "the policy is wrong", problems=[plain(p) for p in e.problems])
+            return refusal(422, "the policy is wrong", problems=[sentence(p) for p in e.problems])
         except ControllerRefusal as e:
             status = e.status if e.status in (400, 413, 422) else 502
-            return refusal(status, plain(e), problems=[plain(p) for p in e.problems])
+            return refusal(status, sentence(e), problems=[sentence(p) for p in e.problems])
         return JSONResponse(outcome)
 
     # -- stores ---------------------------------------------------------------------------------------
@@ -439,7 +439,7 @@ class Web:
                 return refusal(e.status, str(e))
             except tuple(_STATUS) as e:
                 status = next(status for kind, status in _STATUS.items() if isinstance(e, kind))
-                return refusal(status, plain(e) or "it took too long")
+                return refusal(status, sentence(e) or "it took too long")
 
         return answer
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import HeadraceError
-from headrace.web.views import Wire, plain
+from headrace.web.views import Wire, sentence
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -161,7 +161,7 @@ class Live:
             except Exception as e:  # noqa: BLE001 - whoever watches is told, and it looks again
                 if not isinstance(e, HeadraceError):
                     _log.exception("a look failed")
-                self.trouble = plain(e) or type(e).__name__
+                self.trouble = sentence(e) or type(e).__name__
                 self._tell(event("trouble", {"text": self.trouble}), grid=True)
             else:
                 self.looks += 1

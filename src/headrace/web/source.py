@@ -16,6 +16,7 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from headrace.base.text import duration_text
 from headrace.control.policy import policy_yaml
 from headrace.errors import ControlError, HeadraceError, TelemetryError
 from headrace.insight.report.figures import run_figures
@@ -88,6 +89,9 @@ class ClusterSource:
         notes: list[str] = []
         now, layout = self._clock(), None
         parts = self._try(notes, "history", lambda: self._history().parts(now - NOW_S, now))
+        if parts == [] and isinstance(history := self._history(), FileHistory):
+            ago = duration_text(now - history.written_s())
+            notes.append(f"Agents wrote last {ago} ago: none runs any more, or none sees a job.")
         if self._layout is not None:
             layout = self._try(notes, "layout", self._layout)
         if self._state is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.errors import HeadraceError, SampleNotFound
 from headrace.store.residency import resident_range
 from headrace.store.sources.contents import format_of_bytes
-from headrace.web.views import plain, whole_number
+from headrace.web.views import plain, sentence, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -141,7 +141,7 @@ class StoreBrowser:
         try:
             head = bytes(store.read(extent.index, 0, PREVIEW_BYTES, part=name))
         except HeadraceError as e:
-            part["trouble"] = plain(e)
+            part["trouble"] = sentence(e)
             return part
         part["image"] = image_type(head)
         if part["image"] is None:

@@ -31,14 +31,18 @@ UNKNOWN: Final = 255  # a stall or use that nobody knows
 LEVELS: Final = 200  # a share of 1 is this byte
 
 NAME_CHARACTERS_MAX: Final = 200
+SENTENCE_CHARACTERS_MAX: Final = 2000
 
 
-def plain(text: object) -> str:
+def plain(text: object, most: int = NAME_CHARACTERS_MAX) -> str:
     """A name from anywhere as it may be shown: bounded, controls and marks of direction as their escapes."""
-    shown = "".join(
-        c if c.isprintable() else repr(c)[1:-1] for c in str(text)[:NAME_CHARACTERS_MAX]
-    )
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text)[:most])
     return shown.encode("utf-8", "backslashreplace").decode()
+
+
+def sentence(text: object) -> str:
+    """Likewise what is said: an error's whole message, with what to do."""
+    return plain(text, SENTENCE_CHARACTERS_MAX)
 
 
 def whole_number(text: str, what: str) -> int:
@@ -134,7 +138,7 @@ class ClusterMoment:
             "running": len(self.jobs),
             "waiting": self.waiting,
             "causes": self._causes(known),
-            "notes": [plain(note) for note in self.notes],
+            "notes": [sentence(note) for note in self.notes],
         }
 
     def _causes(self, known: NDArray[np.bool_]) -> list[list[Any]]:
@@ -482,7 +486,7 @@ def rows(
     ]  # fmt: skip
     wanted.sort(key=_SORTS[sort], reverse=given.get("reverse") == "1")
     return {
-        "answer": _sentence(starving.answer),
+        "answer": sentence(starving.answer),
         "since_s": starving.since_s,
         "until_s": starving.until_s,
         "gpu_hours": starving.gpu_hours,
@@ -498,10 +502,6 @@ def rows(
     }
 
 
-def _sentence(text: str) -> str:
-    return "".join(plain(c) for c in text[:2000])
-
-
 def _row(job: StarvingJob, record: JobRecord | None) -> Any:
     row = {
         "job_id": job.job_id, "name": job.name, "user": job.user, "account": job.account,
@@ -509,7 +509,7 @@ def _row(job: StarvingJob, record: JobRecord | None) -> Any:
         "waited_s": job.waited_s, "stall": job.stall, "cause": job.cause, "on": job.file_system,
         "measured": job.quality == "measured",
     }  # fmt: skip
-    return plainly(row) | {"hint": "" if record is None else _sentence(hint_of(record))}
+    return plainly(row) | {"hint": "" if record is None else sentence(hint_of(record))}
 
 
 def _groups(groups: tuple[StarvingGroup, ...]) -> list[dict[str, Any]]:

@@ -42,7 +42,8 @@ function fits(slot) {
 }
 
 // What a cell stands for: a GPU or, where no job has one, a job's place on a node.
-const cell = (n = 1) => `${totals?.has_gpus === false ? "node" : "GPU"}${n === 1 ? "" : "s"}`;
+const cell = (n = 1) => `${totals?.has_gpus === false ? "place" : "GPU"}${n === 1 ? "" : "s"}`;
+const busyCells = (n) => (totals.has_gpus ? `busy ${cell(n)}` : `${cell(n)} of jobs on nodes`);
 const at = (gpu) => `${nodes.names[grid.nodeOf[gpu]]}${totals?.has_gpus === false ? "" : `, GPU ${gpu - grid.first[grid.nodeOf[gpu]]}`}`;
 const share = (level) => (level === UNKNOWN ? null : level / LEVELS);
 
@@ -115,13 +116,13 @@ function legend() {
 function figures() {
   const t = totals, lost = t.known ? t.lost / t.known : null, [most] = t.causes;
   const worth = t.lost < 10 ? String(+t.lost.toFixed(1)) : count(t.lost);
-  fill($("answer"), t.known ? [h("strong", {}, `${worth} of ${count(t.known)} busy ${cell(t.known)}`), ` (${percent(lost)}) are lost to waiting for data now`, most ? [", most to ", h("strong", {}, causeName(most[0])), causeText(most[0]) && ` (${causeText(most[0])})`] : "", "."]
+  fill($("answer"), t.known ? [h("strong", {}, `${worth} of ${count(t.known)} ${busyCells(t.known)}`), ` (${percent(lost)}) are lost to waiting for data now`, most ? [", most to ", h("strong", {}, causeName(most[0])), causeText(most[0]) && ` (${causeText(most[0])})`] : "", "."]
     : [t.gpus ? `${count(t.gpus)} ${cell(t.gpus)}, ${count(t.held)} of them in use; nothing is known yet of how long they wait.` : `No job runs that an agent saw${t.has_gpus ? ", and no GPU is known" : ""}.`]);
   fill($("worth"), h("b", {}, worth), h("span", {}, `${cell(2)}' worth of waiting`));
   fill($("worthspark"), spark(lostPast, { name: `${cell(2)}' worth of waiting since this page was opened, now ${count(t.lost)}`, width: 240, height: 44, most: Math.max(...lostPast) * 1.3 || 1 }));
   for (const box of [...$("figures").querySelectorAll("li.one")].slice(0, 4)) box.hidden = !t.has_gpus;
   form.querySelector("[name=by] [value=use]").hidden = !t.has_gpus;
-  document.querySelector("h1").textContent = `Which ${cell(2)} wait for data`;
+  document.querySelector("h1").textContent = `Which ${t.has_gpus ? "GPUs" : "jobs"} wait for data`;
   for (const h2 of [first.find((n) => n.tagName === "H2"), document.querySelector(".empty-aside h2")]) if (h2) h2.textContent = `A ${cell()}`;
   const rest = [percent(t.busy), "GPU use", count(t.held), `of ${count(t.gpus)} GPUs in use`, count(t.idle), "GPUs idle", count(t.away), "GPUs away", count(t.running), `jobs run, ${count(t.waiting)} wait`];
   [...$("figures").querySelectorAll("li.one > *")].forEach((e, i) => { if (e.textContent !== rest[i]) e.textContent = rest[i]; });
