@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import select
+import shutil
 import signal
 import sys
 import time
@@ -12,6 +13,7 @@ import time
 import pytest
 
 import headrace as hr
+from headrace.runtime import RuntimeFolder
 from node.conftest import folder, serving, until
 
 folder = folder  # noqa: PLW0127 - a fixture
@@ -44,6 +46,25 @@ def test_without_a_daemon_it_says_what_to_do(run, folder):
     assert ended.out == f"no node daemon runs in {folder.path}. Start one: headrace node start\n"
     assert run("top").code == 1
     assert run("top", "--json").document == {"running": False, "folder": str(folder.path)}
+
+
+def test_beside_a_launch_its_daemon_is_shown_and_named(run, folder, monkeypatch):
+    local, own = folder.path.parent, folder.path.with_name("own")
+    own.mkdir()
+    launched = RuntimeFolder(local / f"headrace-launch-{os.geteuid()}" / "abc-0" / "run")
+    launched.path.mkdir(parents=True, mode=0o700)
+    monkeypatch.delenv("HEADRACE_RUNTIME_DIR")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(own))
+    monkeypatch.setenv("TMPDIR", str(local))
+    with serving(launched):
+        ended = run("top", "--once", "--interval", "0.1")
+        document = run("top", "--json", "--interval", "0.1").document
+    shutil.rmtree(own)
+    shutil.rmtree(launched.path.parents[1])
+    assert ended.code == 0
+    assert "no job uses it" in ended.out
+    assert f"of a launch, HEADRACE_RUNTIME_DIR={launched.path}" in ended.out.replace("\n", "")
+    assert document["running"]
 
 
 def test_once_in_a_pipe_is_plain(run, busy):

@@ -6,7 +6,9 @@ The answer first, then jobs, then data sets, then the controller's nodes; more c
 from __future__ import annotations
 
 import contextlib
+import os
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -227,8 +229,7 @@ def top(
     try:
         observer = _Observer(controller, token_file, tls_ca)
         if not observer.look():
-            nobody = f"no node daemon runs in {observer.folder.path}."
-            output.result(observer.document(), f"{nobody} Start one: headrace node start")
+            output.result(observer.document(), f"no node daemon runs in {observer.nobody}")
             return exit_codes.FINDING
         if once or output.as_json:
             time.sleep(interval)
@@ -248,10 +249,14 @@ def top(
 
 
 class _Observer:
-    """Looks at the daemon of this user and, if one is named, at a controller; keeps what they said last."""
+    """Looks at the daemon of this user, else at one of a `headrace launch` on this node, and at a controller.
+
+    Keeps what they said last.
+    """
 
     board: Row | None = None
     planes: Row | None = None
+    _launched: Sequence[Path] = ()
 
     def __init__(self, controller: str | None, token_file: Path | None, ca: Path | None) -> None:
         from headrace.control.client import Client, Endpoint
@@ -259,7 +264,9 @@ class _Observer:
         from headrace.runtime import runtime_folder
 
         self.folder = runtime_folder()
-        self._watch, self._planes = DaemonWatch(), PlanesWatch()
+        self.nobody = f"{self.folder.path}. Start one: headrace node start"
+        self._watches = defaultdict[Path, DaemonWatch](DaemonWatch)
+        self._planes = PlanesWatch()
         self._client = None
         if controller is not None:
             self._client = Client(Endpoint(url=controller, token_file=token_file, ca=ca))
@@ -270,12 +277,21 @@ class _Observer:
         Raises:
             ControlError: the controller does not answer.
         """
+        from headrace.cluster.launch.folders import daemon_folders, local_folder
         from headrace.node.daemon import ask_status
         from headrace.node.link import LinkLost
+        from headrace.runtime import FOLDER_VARIABLE, RuntimeFolder, runtime_folder
 
         self.board = None
-        with contextlib.suppress(FileNotFoundError, LinkLost):
-            self.board = self._watch.look(ask_status(self.folder), time.monotonic())
+        is_named = FOLDER_VARIABLE in os.environ
+        launched = [] if is_named else daemon_folders(local_folder(None, os.environ))
+        for folder in (runtime_folder(), *map(RuntimeFolder, launched)):
+            with contextlib.suppress(FileNotFoundError, LinkLost):
+                state = ask_status(folder)
+                self.board = self._watches[folder.path].look(state, time.monotonic())
+                self.folder = folder
+                break
+        self._launched = launched if self.folder.path in launched else []
         if self._client is not None:
             with contextlib.closing(self._client) as client:
                 state = client.document("GET", "/v1/state")
@@ -283,8 +299,11 @@ class _Observer:
         return self.board is not None or self.planes is not None
 
     def view(self, width: int) -> RenderableType:
-        nobody = f"no node daemon answers in {self.folder.path}; still looking. Start one: headrace node start"
+        nobody = f"still looking: no node daemon answers in {self.nobody}"
         shown = [Text(nobody, "red") if self.board is None else view(self.board, width)]
+        for path in self._launched:
+            which = "above: of a launch" if path == self.folder.path else "another of it"
+            shown.append(Text(f"{which}, HEADRACE_RUNTIME_DIR={path}", "dim"))
         if self.planes is not None:
             shown += [Text(), view_planes(self.planes, width)]
         return Group(*shown)

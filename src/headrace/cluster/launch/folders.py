@@ -35,7 +35,7 @@ from headrace.errors import LaunchError
 from headrace.runtime import SOCKET_PATH_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from headrace.cluster.launch.place import JobPlace
 
@@ -46,10 +46,20 @@ _NEW_S = 3600.0
 _GRACE_S = 2.0
 
 
+def _base_path(local: Path) -> Path:
+    return local / f"headrace-launch-{os.geteuid()}"
+
+
 def _base_folder(local: Path) -> Path:
     """The folder of all of this user's launches on this node."""
     next_step = "Remove it, or name another local folder: --local."
-    return own_folder(local / f"headrace-launch-{os.geteuid()}", LaunchError, next_step)
+    return own_folder(_base_path(local), LaunchError, next_step)
+
+
+def local_folder(given: str | None, environment: Mapping[str, str]) -> Path:
+    """The folder on this node's local disk: as it was named, or Slurm's for the job, TMPDIR, /tmp."""
+    given = given or environment.get("SLURM_TMPDIR") or environment.get("TMPDIR")
+    return Path(given or "/tmp").absolute()  # noqa: S108 - a folder of ours is made in it
 
 
 class NodeFolder:
@@ -88,9 +98,14 @@ class NodeFolder:
             self.path.parent.rmdir()
 
 
+def daemon_folders(local: Path) -> list[Path]:
+    """Of the node daemons of this user's launches on this node."""
+    return sorted(socket.parent for socket in _base_path(local).glob("*/run/socket"))
+
+
 def sweep(local: Path) -> list[dict[str, Any]]:
     """Ends and removes what dead launches of this user left on this node: folders, processes, bytes."""
-    base = local / f"headrace-launch-{os.geteuid()}"
+    base = _base_path(local)
     removed = []
     with contextlib.suppress(OSError):
         for folder in sorted(base.iterdir()):

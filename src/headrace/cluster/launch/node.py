@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import headrace
 from headrace.base.peers import interfaces
-from headrace.cluster.launch.folders import GpuClaim, NodeFolder, sweep
+from headrace.cluster.launch.folders import GpuClaim, NodeFolder, local_folder, sweep
 from headrace.cluster.launch.nodes import BEAT_S, MARK_VARIABLE, SPEC_VARIABLE, NodeSpec, connect
 from headrace.cluster.launch.place import GPU_VARIABLES, visible_gpus
 from headrace.cluster.launch.stop_page import PAGE_VARIABLE, SETTLE_S, StopPage
@@ -169,7 +169,7 @@ class Supervisor:
         variable, there = visible_gpus(os.environ) or (GPU_VARIABLES[0], ())
         there = there or tuple(map(str, range(spec.gpus)))
         try:
-            local = spec.local_folder(os.environ)
+            local = local_folder(spec.local, os.environ)
             claim = GpuClaim(local, f"{spec.job}-{name}", spec.gpus, there)
             parts.enter_context(contextlib.closing(claim))
             ports = free_ports(spec.ranks + 1)
@@ -312,7 +312,7 @@ def main() -> int:
     spec = NodeSpec.parse(os.environ.pop(SPEC_VARIABLE, ""))
     # Descendants inherit the mark; a copy in the command line's environment is all they need.
     os.environ[MARK_VARIABLE] = spec.token
-    local = spec.local_folder(os.environ)
+    local = local_folder(spec.local, os.environ)
     # Whatever is sent to all of this node's processes is the supervisor's to answer.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)

@@ -19,7 +19,6 @@ import socket
 import subprocess
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -96,11 +95,6 @@ class NodeSpec:
         if name in self.nodes:
             return self.nodes.index(name)
         return int(environment.get("HEADRACE_NODE_RANK") or environment.get("SLURM_NODEID") or 0)
-
-    def local_folder(self, environment: Mapping[str, str]) -> Path:
-        """The folder on this node's local disk."""
-        given = self.local or environment.get("SLURM_TMPDIR") or environment.get("TMPDIR")
-        return Path(given or "/tmp").absolute()  # noqa: S108 - a folder of ours is made in it
 
 
 class NodeConnection:
