@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,17 @@ def options(pictures, tmp_path):
 def test_the_demo_trains_is_killed_resumes_in_the_same_order_and_compares(
     options, batch_size, capsys
 ):
-    report = run(replace(options, batch_size=batch_size))
+    seen = []
+
+    def phase(what, noun):
+        return nullcontext(lambda done, of, *_: seen.append((what, noun, done, of)))
+
+    report = run(replace(options, batch_size=batch_size), phase)
+    images = 2 * report.packed.train_samples
+    trained = [done for what, _, done, of in seen if what == "training" and of == images]
+    assert trained[-1] == images
+    assert len(trained) > 2 * 10
+    assert ("comparing, decoding", "passes", 11, 12) in seen
     stop = report.interruption
     assert stop.killed_by == 9
     assert 0 < stop.resumed_at < stop.killed_at < report.packed.train_samples

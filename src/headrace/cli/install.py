@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -114,9 +115,11 @@ def demo(
 
     Needs torch: `pip install 'headrace[torch]'`.
     """
+    from headrace.cli.progress import progress
     from headrace.demo import DemoOptions, main
 
-    return main(DemoOptions(data=data, epochs=epochs, out=out), as_json=output.as_json)
+    options = DemoOptions(data=data, epochs=epochs, out=out)
+    return main(options, partial(progress, output), as_json=output.as_json)
 
 
 grafana_app = CommandGroup("The dashboard and the alerts that go with what `--metrics` serves.")

@@ -391,8 +391,8 @@ def read(
     handed_s = max(0.0, stats.stall_s - for_data_s)
     # How long for data, the plane's own lines say.
     output.line(
-        f"waited {duration_text(stats.stall_s)} for batches, {share:.1%} of the time: {duration_text(handed_s)} "
-        "of it while ready ones were handed over"
+        f"waited {duration_text(stats.stall_s)} for batches, {share:.1%} of the time: "
+        f"{duration_text(handed_s)} of it while ready ones were handed over"
     )
     label_mix = mixed["label_mix"]
     if label_mix is not None or mixed["entropy_share"] < 1:

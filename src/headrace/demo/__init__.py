@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -41,9 +42,14 @@ from headrace.torch import StoreLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
 
     from headrace.demo.images import PackedImages
     from headrace.plane.batch import Batch
+
+    Progress = Callable[[int, int | None, int, int | None], None]
+    # Shows progress while a block runs: of what, in which unit.
+    Phase = Callable[[str, str], AbstractContextManager[Progress | None]]
 
 __all__ = ["DemoOptions", "DemoReport", "main", "run"]
 
@@ -197,6 +203,7 @@ class Training:
                 os.kill(os.getpid(), signal.SIGKILL)  # before it saves: as a crash would
             if len(self.delivered) % checkpoint_every == 0 and self.loader.position < length:
                 self.save()
+            report("step", samples=epoch * length + self.loader.position)
             asked_at = time.perf_counter()
         delivered = torch.cat(self.delivered)
         once = set(delivered.tolist())
@@ -396,10 +403,10 @@ def _tell(what: str) -> None:
     sys.stderr.flush()
 
 
-def main(options: DemoOptions, *, as_json: bool = False) -> int:
+def main(options: DemoOptions, phase: Phase | None = None, *, as_json: bool = False) -> int:
     """Run the demo and print its report; 0: the model beats chance, and the resumed order is the same."""
     _tell(f"some minutes on two cores; all that is made lies in {options.out} then")
-    report = run(options)
+    report = run(options, phase)
     if as_json:
         sys.stdout.write(json.dumps(report.to_dict(), indent=2) + "\n")
     else:
@@ -407,29 +414,31 @@ def main(options: DemoOptions, *, as_json: bool = False) -> int:
     return 0 if report.passed else 1
 
 
-def run(options: DemoOptions) -> DemoReport:
-    """Run the whole demo; what it is at is told on stderr.
+def run(options: DemoOptions, phase: Phase | None = None) -> DemoReport:
+    """Run the whole demo; what it is at is told on stderr, and how far by `phase`.
 
     Raises SourceError if the images cannot be used, and HeadraceError if the training process failed.
     """
-    started = time.perf_counter()
+    started, phase = time.perf_counter(), phase or (lambda *_: nullcontext())
     _tell("packing")
     packed = pack_images(options)
     batch_size = max(1, min(options.batch_size, packed.train_samples // STEPS_MIN))
     options = replace(options, batch_size=batch_size)
     _tell(f"training in batches of {batch_size}")
-    epochs, interruption = _train(packed, options)
+    epochs, interruption = _train(packed, options, phase)
     with api.open(packed.held_out) as store:
         assert store.labels is not None
         chance = float(np.bincount(store.labels).max() / len(store))
-    measured = _compare(packed, options)
+    measured = _compare(packed, options, phase)
     seconds = time.perf_counter() - started
     report = DemoReport(packed, epochs, interruption, chance, measured, seconds)
     (options.out / "report.json").write_text(json.dumps(report.to_dict(), indent=2))
     return report
 
 
-def _train(packed: PackedImages, options: DemoOptions) -> tuple[list[EpochResult], Interruption]:
+def _train(
+    packed: PackedImages, options: DemoOptions, phase: Phase
+) -> tuple[list[EpochResult], Interruption]:
     """Train in a process that is killed in the second epoch, and to the end in another."""
     checkpoint = options.out / "checkpoint.pt"
     checkpoint.unlink(missing_ok=True)
@@ -440,7 +449,7 @@ def _train(packed: PackedImages, options: DemoOptions) -> tuple[list[EpochResult
     epochs: list[EpochResult] = []
     killed_at = resumed_at = 0
 
-    def train(job: TrainingJob) -> int:
+    def train(job: TrainingJob, tell: Progress | None) -> int:
         """Follow a process; by which signal it was killed."""
         nonlocal killed_at, resumed_at
         with subprocess.Popen(  # noqa: S603 - our own module
@@ -453,6 +462,8 @@ def _train(packed: PackedImages, options: DemoOptions) -> tuple[list[EpochResult
                     if kind == "epoch":
                         epochs.append(EpochResult(**event))
                         _tell(f"training: epoch {event['epoch']} is done")
+                    elif kind == "step" and tell is not None:
+                        tell(event["samples"], options.epochs * packed.train_samples, 0, None)
                     elif kind == "resumed":
                         resumed_at = event["position"]
                     elif kind == "killed":
@@ -467,8 +478,9 @@ def _train(packed: PackedImages, options: DemoOptions) -> tuple[list[EpochResult
                 process.kill()
         return -code
 
-    killed_by = train(job._replace(is_killed=True))
-    train(job)
+    with phase("training", "images") as tell:
+        killed_by = train(job._replace(is_killed=True), tell)
+        train(job, tell)
     with api.open(packed.train) as store:  # the same epoch in one go
         loader = api.loader(store, options.batch_size, seed=SEED, rank=0, world_size=1)
         loader.set_epoch(KILLED_EPOCH)
@@ -500,7 +512,7 @@ class _Files(torch_data.Dataset[Any]):
         return decode(Path(path).read_bytes()), label
 
 
-def _compare(packed: PackedImages, options: DemoOptions) -> list[LoaderPass]:
+def _compare(packed: PackedImages, options: DemoOptions, phase: Phase) -> list[LoaderPass]:
     """Measure the loaders in turn, three times each; a loader's median pass counts."""
     batch_size = options.batch_size
     with api.open(packed.train) as store:
@@ -528,9 +540,15 @@ def _compare(packed: PackedImages, options: DemoOptions) -> list[LoaderPass]:
         for work in _WORKS:
             measured: dict[str, list[LoaderPass]] = {name: [] for name in loaders}
             _tell(work)
-            for name, make in [*loaders.items()] * PASSES:
-                step = _train_step(len(packed.classes), batch_size) if work == "training" else None
-                measured[name].append(_measure(work, name, islice(make(), steps), step))
+            turns = [*loaders.items()] * PASSES
+            with phase(f"comparing, {work}", "passes") as tell:
+                for done, (name, make) in enumerate(turns):
+                    if tell is not None:  # between passes: nothing runs beside one
+                        tell(done, len(turns), 0, None)
+                    step = (
+                        _train_step(len(packed.classes), batch_size) if work == "training" else None
+                    )
+                    measured[name].append(_measure(work, name, islice(make(), steps), step))
             passes += [
                 sorted(some, key=lambda one: one.samples_per_s)[PASSES // 2]
                 for some in measured.values()
