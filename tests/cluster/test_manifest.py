@@ -50,8 +50,17 @@ def test_two_runs_of_the_same_differ_in_time_and_place_only(tmp_path):
     assert 'run.job: "1" -> "2"\n' in out
 
 
+def test_two_lives_of_one_job_differ_in_how_far_they_came():
+    far = {"order": {"seed": 7, "hash": "0100", "position": 64, "epoch": 1, "steps": 9}}
+    life = {"run": {"job": "1", "restarts": 1}}
+    assert all(each.incidental for each in compare(RUN, RUN | far | life))
+    told = [each.key for each in compare(RUN, RUN | far | {"run": {"job": "2"}})]
+    assert "order.position" in told[:4]
+    assert not compare(RUN, RUN | {"order": {"seed": 8}} | life)[0].incidental
+
+
 def test_what_may_change_results_is_told(tmp_path):
-    other = json.loads(json.dumps(RUN))
+    other = json.loads(json.dumps(RUN)) | {"run": {"job": "2"}}
     other["versions"]["torch"] = "2.12.0"
     other["order"]["hash"] = "0100"
     del other["environment"]["OMP_NUM_THREADS"]

@@ -45,6 +45,8 @@ def test_the_same_order_and_data_resume():
     ("state", "order", "fingerprint", "message"),
     [
         (STATE, ORDER, "other", "state belongs to data f{64}, this data is other: .* start anew"),
+        (STATE, ORDER, "other", "It has 1,000 samples, as many as the state's"),
+        (STATE, Shuffled(1200, seed=7), "other", "It has 1,200 samples, another number than"),
         (STATE, Shuffled(1000, seed=8), "f" * 64, r"seed 7, .* seed 8\. Resume with seed=7\."),
         (STATE, Shuffled(999, seed=7), "f" * 64, "saved with order [0-9a-f]{16}, .*'samples': 999"),
         (replace(STATE, position=1001), ORDER, "f" * 64, "position 1001, .* 1000 positions"),

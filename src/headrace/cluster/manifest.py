@@ -103,6 +103,9 @@ _OF_ONE_RUN = (
 _INCIDENTAL = ("run.*", "result.*", "hardware.*.host", "environment.*PATH", "environment.TZ")
 """Keys whose difference says that it was another time or place, and nothing of what was computed."""
 
+_OF_ONE_LIFE = ("order.hash", "order.epoch", "order.position", "order.steps")
+"""How far a run came: each life of one job goes on where the one before stopped."""
+
 
 def versions() -> dict[str, str]:
     """Of Python and of the packages that make a difference, as installed; nothing is imported."""
@@ -200,8 +203,10 @@ class ManifestDifference:
 def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ManifestDifference]:
     """What differs between two manifests, sorted by key; what may change results comes first."""
     flat_a, flat_b = _flat(a), _flat(b)
+    job = flat_a.get("run.job")
+    incidental = (*_INCIDENTAL, *(_OF_ONE_LIFE if job and job == flat_b.get("run.job") else ()))
     differences = [
-        ManifestDifference(key, flat_a.get(key), flat_b.get(key), _matches(key, _INCIDENTAL))
+        ManifestDifference(key, flat_a.get(key), flat_b.get(key), _matches(key, incidental))
         for key in flat_a.keys() | flat_b.keys()
         if flat_a.get(key) != flat_b.get(key)
     ]

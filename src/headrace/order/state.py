@@ -148,9 +148,12 @@ class OrderState:
             StateMismatch: names the first thing that differs, what was found and expected.
         """
         if self.fingerprint != fingerprint:
+            alike = self.seed == order.seed and self.order_digest == order.digest()
+            before = "as many as" if alike else "another number than, or in another order than,"
             raise StateMismatch(
                 f"state belongs to data {self.fingerprint}, this data is {fingerprint}: "
-                "samples were added, removed or changed, or it is another data set.",
+                "samples were added, removed or changed, or it is another data set. It has "
+                f"{order.samples:,} samples, {before} the state's.",
                 next_step="Resume with the data that the state was saved with, or start anew.",
             )
         if self.seed != order.seed:
