@@ -189,10 +189,10 @@ def _cpu(findings: Findings, environment: Environment) -> str:
         return f"{cpus}; tokens need no decoding"
     if decode is None or not decode.decoder or decode.sample_s <= 0:
         return f"{cpus}; {decode.why}" if decode is not None and decode.why else cpus
-    scaled = f" and scaled to {decode.side} x {decode.side}" if decode.side else ""
+    scaled = f" (scaled to {decode.side} x {decode.side})" if decode.side else ""
     return (
-        f"{rough_text(1 / decode.sample_s)} {decode.format}/s a core, decoded{scaled} ({decode.decoder}), "
-        f"so {rough_text(environment.cpus / decode.sample_s)}/s with {cpus}"
+        f"decoding alone{scaled}, by {decode.decoder}: {rough_text(1 / decode.sample_s)} {decode.format}/s on one "
+        f"core, so {rough_text(environment.cpus / decode.sample_s)}/s at most on {cpus}"
     )
 
 
