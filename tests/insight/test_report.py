@@ -171,6 +171,17 @@ def test_the_text_says_what_was_waited_for_and_how_epochs_went(folder):
     assert "raise reads_in_flight 64 to 128: reads are too few" in text
 
 
+def test_several_loaders_are_added_up_and_the_report_says_so(tmp_path):
+    for source in ("train.hr", "held_out.hr"):
+        loaders = Loaders(tmp_path / "run", source=source)
+        loaders.epoch(0)
+        loaders.close()
+    figures = run_figures(str(tmp_path / "run"))
+    waited = sum(columns_of(loader.total, "waited_s")[0] for loader in figures.loaders)
+    assert figures.of("waited_s") == pytest.approx(waited)
+    assert "All 2 loaders count" in next(iter(report_lines(figures)))
+
+
 def test_the_document_is_json_and_has_the_verdict(folder):
     document = json.loads(json.dumps(report_document(run_figures(str(folder)))))
     assert document["steps"] == 3 * 3 * 42

@@ -46,7 +46,9 @@ class Explanation:
     def __str__(self) -> str:
         if not self._planes:
             return "No loader of a store is or was at work in this process: hr.explain(loader) knows others."
-        return "\n\n".join(_text(plane) for plane in self._planes)
+        each = "each by itself; `headrace report` adds them up, explain(loader) tells of one"
+        head = [f"{len(self._planes)} loaders, {each}"] if len(self._planes) > 1 else []
+        return "\n\n".join([*head, *map(_text, self._planes)])
 
     def __repr__(self) -> str:
         return str(self)

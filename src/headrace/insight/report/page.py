@@ -355,12 +355,15 @@ def headline(run: TraceFigures) -> str:
     if run.main is None:
         return "No step was written: there is nothing to tell."
     stall = stall_of(run.total)
+    together = len(run.loaders) > 1
+    all_of = f" All {len(run.loaders)} loaders count; explain(loader) tells of one." * together
     if stall < 0.01:
-        return f"Data was there in time: {percent_text(stall)} of the ranks' time went to waiting for it."
+        share = percent_text(stall)
+        return f"Data was there in time: {share} of the ranks' time went to waiting for it.{all_of}"
     lost = stall * len(run.ranks)
     many = len(run.ranks) > 1
     of = f": as if {lost:.1f} of {len(run.ranks)} ranks had stood still" if many else ""
-    return f"{percent_text(stall)} of the time went to waiting for data{of}."
+    return f"{percent_text(stall)} of the time went to waiting for data{of}.{all_of}"
 
 
 def _subtitle(run: TraceFigures) -> str:
