@@ -191,8 +191,8 @@ def _cpu(findings: Findings, environment: Environment) -> str:
         return f"{cpus}; {decode.why}" if decode is not None and decode.why else cpus
     scaled = f" (scaled to {decode.side} x {decode.side})" if decode.side else ""
     return (
-        f"decoding alone{scaled}, by {decode.decoder}: {rough_text(1 / decode.sample_s)} {decode.format}/s on one "
-        f"core, so {rough_text(environment.cpus / decode.sample_s)}/s at most on {cpus}"
+        f"decoding alone{scaled}, by {decode.decoder}: {rough_text(1 / decode.sample_s)} {decode.format}/s "
+        f"on one core, so {rough_text(environment.cpus / decode.sample_s)}/s at most on {cpus}"
     )
 
 
