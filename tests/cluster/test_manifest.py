@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cluster.launch.launching import HEADRACE
+from headrace.cluster.executor import JobState, JobStatus
 from headrace.cluster.manifest import (
     compare,
     hardware,
@@ -149,16 +150,22 @@ def test_an_equal_pair_has_no_difference():
 )
 def test_a_launch_on_fewer_nodes_than_the_first_is_told(tmp_path, outcome, resumed, told):
     def wrote(name, began_s, nodes, **result):
-        document = {"run": {"began_s": began_s}, "layout": {"nodes": nodes}}
+        names = [f"n{i}" for i in range(nodes)]
+        document = {"run": {"began_s": began_s, "nodes": names}, "layout": {"nodes": nodes}}
         result = {"outcome": "continued", "why": "", "resumed": ""} | result
         write_manifest(tmp_path / f"headrace-runs/7-0{name}.json", document | {"result": result})
 
     wrote("", 1000.0, 4)  # of another job of that number
     wrote("-2", 9000.0, 3, outcome="completed")  # the script launched another thing first
     wrote("-3", 9000.0, 2)
-    assert told_by_run(tmp_path, "7", 0, 8990.0, 9100.0) == ("", "", False)
+    assert told_by_run(tmp_path, "7", 0, 8990.0, 9100.0) == ("", "", False, ())
     wrote("-4", 9050.0, 1, outcome=outcome, resumed=resumed)
-    assert told_by_run(tmp_path, "7", 0, 8990.0, 9100.0) == ("", told, outcome == "failed")
+    assert told_by_run(tmp_path, "7", 0, 8990.0, 9100.0) == ("", told, outcome == "failed", ("n0",))
+    status = JobStatus(
+        "7", "train", JobState.FAILED, nodes=("n0", "n1"), submitted_s=8990.0, ended_s=9100.0,
+        folder=tmp_path,
+    )  # fmt: skip
+    assert status.with_run().nodes == ("n0",)
 
 
 def test_a_folder_that_cannot_be_looked_into_tells_nothing(tmp_path, monkeypatch):
@@ -166,7 +173,7 @@ def test_a_folder_that_cannot_be_looked_into_tells_nothing(tmp_path, monkeypatch
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     monkeypatch.setattr(Path, "exists", stale)
-    assert told_by_run(tmp_path, "7", 0, 0.0) == ("", "", False)
+    assert told_by_run(tmp_path, "7", 0, 0.0) == ("", "", False, ())
 
 
 def test_a_fifo_in_the_place_of_a_manifest_is_not_waited_for(tmp_path):
@@ -174,6 +181,6 @@ def test_a_fifo_in_the_place_of_a_manifest_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "headrace-runs/7-0.json")
     look = (
         "import sys; from pathlib import Path; from headrace.cluster.manifest import told_by_run; "
-        "assert told_by_run(Path(sys.argv[1]), '7', 0, 0.0) == ('', '', False)"
+        "assert told_by_run(Path(sys.argv[1]), '7', 0, 0.0) == ('', '', False, ())"
     )
     subprocess.run([sys.executable, "-c", look, str(tmp_path)], check=True, timeout=30)

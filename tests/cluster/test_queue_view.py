@@ -259,12 +259,19 @@ def test_tasks_that_are_alike_share_a_line_whatever_their_launches_say(tmp_path)
         write_manifest(tmp_path / f"headrace-runs/9_{task}-0.json", manifest)
     tasks = [
         JobStatus(
-            f"9_{task}", "sweep", JobState.FAILED, exit_code=code, folder=tmp_path, submitted_s=99.0
+            f"9_{task}",
+            "sweep",
+            JobState.FAILED,
+            exit_code=code,
+            folder=tmp_path,
+            submitted_s=99.0,
+            started_s=100.0,
+            ended_s=110.0 + task,
         )
         for task, code in enumerate((1, 1, 7))
     ]
     out = io.StringIO()
     Console(file=out, width=120).print(status_table(tasks))
     _, alike, one = out.getvalue().splitlines()
-    assert alike.split() == ["9_[0-1]", "sweep", "failed", "-", "exit", "code", "1"]
+    assert alike.split() == ["9_[0-1]", "sweep", "failed", "10s", "to", "11s", "exit", "code", "1"]
     assert one.endswith(" rank 2 ended with status 7, resumed at step 21")

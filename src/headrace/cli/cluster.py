@@ -179,7 +179,10 @@ def cluster_status(
     runs_on: RunsOn,
     output: JsonOutput,
 ) -> int:
-    """Show how jobs are: waiting and why, running and where, completing, or how they ended."""
+    """Show how jobs are: waiting and why, running and where, completing, or how they ended.
+
+    RAN: since they began last.
+    """
     return _show(output, runs_on.status(jobs or runs_on.own()), runs_on, everything=everything)
 
 

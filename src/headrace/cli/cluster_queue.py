@@ -343,25 +343,25 @@ def status_table(statuses: Sequence[JobStatus], *, everything: bool = False) -> 
         line = task if everything or not task.isdigit() else "a task"
         alike.setdefault((number, line, status.state, _why(status)), []).append(status)
 
-    def ran(status: JobStatus) -> str:
-        began_s, ended_s = status.started_s, status.ended_s or now_s
-        if not began_s or began_s > ended_s:
-            return "-"
-        ran_s = ended_s - began_s
-        return f"{ran_s:.0f}s" if ran_s < 90 else span_text(ran_s)
+    def ran(of_line: list[JobStatus]) -> str:
+        times = ((s.started_s, s.ended_s or now_s) for s in of_line)
+        spans = [ended_s - began_s for began_s, ended_s in times if began_s and began_s <= ended_s]
+        ends = {min(spans): None, max(spans): None} if spans else ()
+        texts = dict.fromkeys(f"{s:.0f}s" if s < 90 else span_text(s) for s in ends)
+        return " to ".join(texts) or "-"
 
     table = plain_table("JOB", "NAME", "STATE", "RAN>", "NODES", "WHY")
     table.columns[-1].no_wrap = False  # it takes what the others leave
-    for (number, _, state, _), same in alike.items():
+    for (number, _, state, _), row in alike.items():
+        # What each task's launch says would set alike ones apart.
+        same = [row[0].with_run()] if len(row) == 1 else row
         tasks = [status.job_id.partition("_")[2] for status in same]
         job = f"{number}_{compress_hosts(tasks)}" if len(same) > 1 else same[0].job_id
-        # What each task's launch says would set alike ones apart.
-        one = same[0].with_run() if len(same) == 1 else None
         nodes = compress_hosts(dict.fromkeys(node for s in same for node in s.nodes))
         table.add_row(
             *map(Text, (
-                cut(job, 24), cut(same[0].name, 24), state.lower(), ran(one) if one else "-",
-                cut(nodes, 40), printable(_why(one or same[0])),
+                cut(job, 24), cut(same[0].name, 24), state.lower(), ran(same),
+                cut(nodes, 40), printable(_why(same[0])),
             ))
         )  # fmt: skip
     return table

@@ -74,7 +74,7 @@ def job_report(
     record = report.record
     name = record.alias or job
     life = newest_life(Path(), name, record.restarts)
-    cause, resumed, failed = told_by_run(Path(), name, life, record.first_s, record.last_s)
+    cause, resumed, failed, _ = told_by_run(Path(), name, life, record.first_s, record.last_s)
     report = replace(report, failed=failed)
     run = [f"  {'run':<12} {text}" for text in (resumed, cause) if text]
     document = {**report.as_dict(), "resumed": resumed, "cause": cause}

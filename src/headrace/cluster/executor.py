@@ -143,7 +143,10 @@ class JobStatus:
         words = told_by_run(
             self.folder, self.job_id, self.restarts, self.submitted_s or 0.0, self.ended_s
         )
-        return replace(self, cause=words.cause or self.cause, resumed=words.resumed or self.resumed)
+        return replace(
+            self, cause=words.cause or self.cause, resumed=words.resumed or self.resumed,
+            nodes=words.nodes or self.nodes,
+        )  # fmt: skip
 
     @property
     def why(self) -> str:

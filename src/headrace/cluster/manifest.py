@@ -516,6 +516,7 @@ class RunWords(NamedTuple):
     cause: str = ""  # why it ended
     resumed: str = ""  # how it went on
     failed: bool = False
+    nodes: tuple[str, ...] = ()  # on which it went on, without others of the job
 
 
 def told_by_run(
@@ -536,6 +537,7 @@ def told_by_run(
         return RunWords()
     until_s = time.time() if until_s is None else until_s
     launches: list[tuple[str, str, str, int]] = []
+    names: tuple[str, ...] = ()
     for path in known:
         try:
             # What others put there in its place, a pipe perhaps, holds nobody up.
@@ -544,6 +546,7 @@ def told_by_run(
             if since_s - _CLOCKS_S < manifest["run"]["began_s"] < until_s + _CLOCKS_S:
                 outcome, why, resumed = (str(result[n]) for n in ("outcome", "why", "resumed"))
                 launches.append((outcome, why, resumed, nodes))
+                names = tuple(map(str, manifest["run"].get("nodes", ())))
         except (OSError, HeadraceError, KeyError, TypeError, ValueError):
             launches.clear()  # what follows it says no more than itself
     if not launches:
@@ -554,4 +557,4 @@ def told_by_run(
     if nodes < most:
         goes = "goes" if outcome == "running" else "went"
         resumed = f"{goes} on with {nodes} of {most} nodes" + (f", {resumed}" if resumed else "")
-    return RunWords(why, resumed, outcome == "failed")
+    return RunWords(why, resumed, outcome == "failed", names if nodes < most else ())
