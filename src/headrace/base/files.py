@@ -11,6 +11,7 @@ up again (a journal, a partial store, a cache) belongs to this user or to root.
     replace_file              old content or new content, nothing between, durably
     lock, lock_path           `flock`: dies with its process, leaves nothing stale
     publish_folder, exchange_folder, sync_folder
+    explained                 what the system refuses, as an error of ours
 
 A path's last component is never followed; the folders before it are, because the user names them. With
 `within`, nothing below that folder is. What is created in a folder is closed to those who cannot enter the
@@ -35,7 +36,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
 from headrace.errors import VolumeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from typing import TypeAlias
 
     import numpy as np
@@ -302,6 +303,18 @@ def make_folder(path: AnyPath, *, mode: int | None = None, exist_ok: bool = Fals
         if not exist_ok:
             raise
         os.close(open_folder(path, owned=True))
+
+
+@contextlib.contextmanager
+def explained(
+    error: type[HeadraceError], path: AnyPath, what: str = "", next_step: str | None = None
+) -> Iterator[None]:
+    """What the system refuses inside becomes this error: "PATH: WHAT: No space left on device."."""
+    try:
+        yield
+    except OSError as e:
+        text = ": ".join(filter(None, (os.fsdecode(path), what, e.strerror or str(e))))
+        raise error(f"{text}.", path=os.fsdecode(path), next_step=next_step) from e
 
 
 def own_folder(path: Path, error: type[HeadraceError], next_step: str) -> Path:

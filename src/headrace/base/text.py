@@ -11,7 +11,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 _SHIFTS = {"K": 10, "M": 20, "G": 30, "T": 40}
@@ -140,6 +140,13 @@ def aligned(rows: Sequence[Sequence[str]], sides: str = "") -> list[str]:
         "  ".join(f"{cell:{side}{width}}" for cell, (side, width) in zip(row, shapes, strict=True)).rstrip()
         for row in rows
     ]  # fmt: skip
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that was meant by one that is none; "" if it is like none of them."""
+    import difflib  # for errors alone
+
+    return next(iter(difflib.get_close_matches(name, list(known), 1)), "")
 
 
 def printable(text: str, *, lines: bool = False) -> str:

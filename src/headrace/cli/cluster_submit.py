@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.files import explained
 from headrace.base.text import counted
 from headrace.cli import exit_codes
 from headrace.cli.printing import Output
@@ -118,13 +119,9 @@ def _own_arguments(name: str, words: Sequence[str]) -> Sequence[str]:
 
 
 def _script(name: str) -> bytes:
-    try:
+    next_step = "Give the path of a script, or - for standard input."
+    with explained(ClusterError, name, "the script cannot be read", next_step):
         return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-    except OSError as e:
-        raise ClusterError(
-            f"{name}: the script cannot be read: {e.strerror}.", path=name,
-            next_step="Give the path of a script, or - for standard input.",
-        ) from e  # fmt: skip
 
 
 def run_command(asked: Asked, command: Sequence[str], output: Output) -> int:

@@ -6,7 +6,6 @@ node. A script that does not is run inside as a whole, which is possible on one 
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import shlex
@@ -15,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from headrace.base.text import nearest
 from headrace.errors import ClusterRequestError
 
 if TYPE_CHECKING:
@@ -190,8 +190,7 @@ def _in_registry(name: str, folders: Sequence[Path]) -> Path:
                 return path
             if path.suffix in _SUFFIXES[:-1]:
                 seen.add(path.stem)
-    close = difflib.get_close_matches(name, sorted(seen), 1)
-    hint = f"Did you mean {close[0]}? " if close else ""
+    hint = f"Did you mean {close}? " if (close := nearest(name, sorted(seen))) else ""
     where = ", ".join(str(folder) for folder in folders)
     raise ClusterRequestError(
         f"there is no container {name!r} in {where}.",

@@ -22,7 +22,6 @@ its own, calls the function once more, and replaces the result.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import itertools
 import logging
 import os
@@ -43,8 +42,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from headrace.base.checksum import crc32c
-from headrace.base.files import replace_file
+from headrace.base.files import explained, replace_file
 from headrace.base.job import Rank, which_rank
+from headrace.base.text import nearest
 from headrace.cluster.executor import JobState, executor_name
 from headrace.cluster.executor import executor as executor_named
 from headrace.cluster.launch.place import REQUEUE_EXIT, JobPlace, job_number
@@ -162,10 +162,8 @@ def _submit(  # noqa: PLR0917 - what both of the above are given
     given: dict[str, Any] = {}
     for option, value in options.items():
         if option not in _OPTIONS:
-            close = difflib.get_close_matches(option, _OPTIONS, 1)
-            meant = (
-                f"did you mean {close[0]}?" if close else f"expected one of {', '.join(_OPTIONS)}"
-            )
+            close = nearest(option, _OPTIONS)
+            meant = f"did you mean {close}?" if close else f"expected one of {', '.join(_OPTIONS)}"
             raise ClusterRequestError(
                 f"{where}: there is no option {option!r}; {meant}",
                 next_step="Arguments of the function itself by name: functools.partial(function, name=value).",
@@ -392,10 +390,8 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _read(path: Path) -> bytes:
-    try:
+    with explained(ClusterError, path, "cannot be read"):
         head, newline, data = path.read_bytes().partition(b"\n")
-    except OSError as e:
-        raise ClusterError(f"{path}: cannot be read: {e.strerror}.", path=str(path)) from e
     if not newline or head != b"%s%08x" % (_HEAD, crc32c(data)):
         raise ClusterError(
             f"{path}: is not what was written there: its checksum does not match.", path=str(path),

@@ -8,7 +8,6 @@ the reason and the nearest request that can be.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from bisect import bisect_left
 from collections import defaultdict
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from headrace.base.text import nearest
 from headrace.cluster.notation import read_minutes, slurm_time, time_text
 from headrace.cluster.request import Shorthand, apply_shorthand, read_shorthand
 from headrace.cluster.script import Word
@@ -144,8 +144,7 @@ def candidates(
 
 def _named(known: dict[str, Partition], name: str) -> Partition:
     if (partition := known.get(name)) is None:
-        close = difflib.get_close_matches(name, known, 1)
-        hint = f"Did you mean {close[0]}? " if close else ""
+        hint = f"Did you mean {close}? " if (close := nearest(name, known)) else ""
         raise ClusterRequestError(
             f"there is no partition {name!r}.",
             next_step=f"{hint}There are: {', '.join(sorted(known))}; and gpuxN, cpunN, cpu_mini.",

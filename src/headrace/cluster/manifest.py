@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from headrace.base.documents import DocumentKind
-from headrace.base.files import read_file, replace_file
+from headrace.base.files import explained, read_file, replace_file
 from headrace.base.text import counted, times_text
 from headrace.cluster.launch.place import REQUEUE_EXIT
 from headrace.cluster.launch.stop_page import StopPhase
@@ -161,27 +161,18 @@ def _commit(folder: Path) -> str | None:
 
 def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
     """Writes it: the old one or the new one, nothing between."""
-    try:
+    what, next_step = "the run's manifest cannot be written", "Name another file: --manifest."
+    with explained(LaunchError, path, what, next_step):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, _KIND.encode(manifest, indent=2))
-    except OSError as e:
-        raise LaunchError(
-            f"{path}: the run's manifest cannot be written: {e.strerror}.",
-            path=str(path),
-            next_step="Name another file: --manifest.",
-        ) from e
 
 
 def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Reads one."""
     where = os.fspath(path)
-    try:
-        with Path(where).open("rb") as f:
-            data = f.read(_KIND.bytes_max + 1)
-    except OSError as e:
-        raise LaunchError(
-            f"{where}: cannot be read: {e.strerror}.", path=where, next_step=_KIND.next_step
-        ) from e
+    unreadable = explained(LaunchError, where, "cannot be read", _KIND.next_step)
+    with unreadable, Path(where).open("rb") as f:
+        data = f.read(_KIND.bytes_max + 1)
     return _KIND.decode(data, where).plain()
 
 

@@ -8,12 +8,12 @@ Nothing here knows a cluster: `layout` does.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from headrace.base.text import nearest
 from headrace.cluster.notation import memory_mib
 from headrace.errors import ClusterRequestError
 
@@ -213,9 +213,8 @@ def request_of_words(words: Iterable[Word], where: str, *, ours: bool = False) -
     for word in words:
         option = known.get(word.name)
         if option is None and ours:
-            close = difflib.get_close_matches(word.name, _BY_FLAG, 1)
-            see = "see `headrace cluster batch --help`"
-            meant = f"did you mean --{close[0]}?" if close else see
+            close = nearest(word.name, _BY_FLAG)
+            meant = f"did you mean --{close}?" if close else "see `headrace cluster batch --help`"
             raise ClusterRequestError(f"{where}: --{word.name} is no option of ours; {meant}")
         is_read = option and (ours or word.name in option.words or _is_ours(option, word, where))
         if option is None or not is_read:

@@ -6,13 +6,13 @@ from that.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections import Counter
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from headrace.base.text import nearest
 from headrace.cluster.notation import compress_hosts, memory_mib, read_minutes, time_text
 from headrace.errors import ClusterRequestError
 
@@ -233,8 +233,8 @@ def _read(tree: dict[Any, Any], keys: tuple[SiteKey, ...], prefix: str) -> dict[
     for name, value in ((str(name), value) for name, value in tree.items()):
         if name not in known:
             more = () if prefix else ("partitions", "node_types", *_GROUPS)
-            close = difflib.get_close_matches(name, [*known, *more], 1)
-            hint = f"did you mean {prefix}{close[0]}?" if close else f"expected {', '.join(known)}"
+            close = nearest(name, [*known, *more])
+            hint = f"did you mean {prefix}{close}?" if close else f"expected {', '.join(known)}"
             raise ValueError(f"{prefix}{name} is no key; {hint}")
         try:
             values[name] = known[name].read(value)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import headrace
+from headrace.base.files import explained
 from headrace.base.text import counted
 from headrace.cluster.notation import time_text
 from headrace.cluster.snapshot import is_away
@@ -131,17 +132,12 @@ def write_files(
                 next_step="Give another folder, or --overwrite to replace what was generated.",
             )
     for path, text in targets.items():
-        try:
+        next_step = "Give a folder that you may write."
+        with explained(ClusterError, path, "cannot be written", next_step):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, "utf-8")
             if path.name.endswith(".sh.erb") or text.startswith("#!"):
                 path.chmod(0o755)
-        except OSError as e:
-            raise ClusterError(
-                f"{path}: cannot be written: {e.strerror or e}.",
-                path=str(path),
-                next_step="Give a folder that you may write.",
-            ) from e
     return list(targets)
 
 

@@ -16,7 +16,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace.base.documents import seal, unseal
-from headrace.base.files import replace_file
+from headrace.base.files import explained, replace_file
 from headrace.cluster.executor import ON_NODES, WAITING, JobState
 from headrace.cluster.notation import expand_indices
 from headrace.errors import ClusterError
@@ -158,18 +158,15 @@ class _Head:
 
 def save_snapshot(snapshot: ClusterSnapshot, path: Path) -> None:
     """Write a snapshot; the file is the old one or the new one, nothing between."""
-    try:
+    with explained(ClusterError, path):
         replace_file(path, snapshot_to_json(snapshot), sync=False)
-    except OSError as e:
-        raise ClusterError(f"{path}: {e.strerror}.", path=str(path)) from e
 
 
 def load_snapshot(path: Path) -> ClusterSnapshot:
     """Read a snapshot."""
-    try:
-        return snapshot_from_json(path.read_bytes(), str(path))
-    except OSError as e:
-        raise ClusterError(f"{path}: {e.strerror}.", path=str(path)) from e
+    with explained(ClusterError, path):
+        data = path.read_bytes()
+    return snapshot_from_json(data, str(path))
 
 
 def snapshot_to_json(snapshot: ClusterSnapshot) -> bytes:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.documents import DocumentKind
-from headrace.base.files import lock_path, own_folder
+from headrace.base.files import explained, lock_path, own_folder
 from headrace.cluster.processes import end_marked, start_time
 from headrace.errors import LaunchError
 from headrace.runtime import SOCKET_PATH_BYTES_MAX
@@ -66,7 +66,9 @@ class NodeFolder:
     """The folder of this node's part of a launch; made and locked."""
 
     def __init__(self, local: Path, name: str, mark: str) -> None:
-        try:
+        what = "the launch's folder cannot be made"
+        next_step = "Name a folder on this node's local disk that has room: --local."
+        with explained(LaunchError, local, what, next_step):
             self.path = _base_folder(local) / name
             new = self.path.with_name(f".new-{name}")
             new.mkdir(mode=0o700)
@@ -75,12 +77,6 @@ class NodeFolder:
             for inner in ("run", "local"):
                 (new / inner).mkdir(mode=0o700)
             new.rename(self.path)  # seen by others only when it is locked
-        except OSError as e:
-            raise LaunchError(
-                f"{local}: the launch's folder cannot be made: {e.strerror}.",
-                path=str(local),
-                next_step="Name a folder on this node's local disk that has room: --local.",
-            ) from e
 
     def log(self, name: str) -> Path:
         """Of a helper."""
@@ -178,19 +174,15 @@ class MeetFolder:
         self._parent = parent if given and not parent.exists() else None
         self.path = parent / f"{_PREFIX}{token[:16]}"
         self.meeting = self.path / "meet"
-        try:
+        what = "the folder in which the nodes meet cannot be made"
+        next_step = "Name a folder that all nodes see and that has room: --meet."
+        with explained(LaunchError, self.path, what, next_step):
             self.path.mkdir(mode=0o700, parents=True)
             owner = {
                 "host": socket.gethostname(), "pid": os.getpid(), "began": start_time(os.getpid()),
                 "job": place.job_id, "restarts": place.restarts,
             }  # fmt: skip
             (self.path / "owner.json").write_bytes(_OWNER.encode(owner))
-        except OSError as e:
-            raise LaunchError(
-                f"{self.path}: the folder in which the nodes meet cannot be made: {e.strerror}.",
-                path=str(self.path),
-                next_step="Name a folder that all nodes see and that has room: --meet.",
-            ) from e
 
     def close(self) -> None:
         """Removes it."""

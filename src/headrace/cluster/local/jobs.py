@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headrace.base.documents import DocumentKind
-from headrace.base.files import lock_path, own_folder, replace_file
+from headrace.base.files import explained, lock_path, own_folder, replace_file
 from headrace.cluster.executor import JobState, Submission
 from headrace.cluster.notation import expand_indices, gpu_count, memory_mib, parse_gres, seconds
 from headrace.cluster.script import SBATCH_OPTIONS, read_script, read_words
@@ -404,14 +404,10 @@ class JobsFolder:
     def open(self) -> None:
         """Makes it, and sees that it is ours alone: jobs' environments lie in it."""
         next_step = f"Name another folder in {FOLDER_VARIABLE}."
-        try:
+        what = "the folder of local jobs cannot be made"
+        with explained(ClusterError, self.path, what, next_step):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             own_folder(self.path, ClusterError, next_step)
-        except OSError as e:
-            raise ClusterError(
-                f"{self.path}: the folder of local jobs cannot be made: {e.strerror}.",
-                path=str(self.path), next_step=next_step,
-            ) from e  # fmt: skip
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

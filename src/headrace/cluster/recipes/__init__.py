@@ -5,13 +5,13 @@ The repository's folder `recipes/` is the one source; the wheel carries it as `f
 
 from __future__ import annotations
 
-import difflib
 import os
 import shutil
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from headrace.base.files import temporary_name
+from headrace.base.files import explained, temporary_name
+from headrace.base.text import nearest
 from headrace.errors import ClusterError, ClusterRequestError
 
 __all__ = ["RECIPES", "TrainingRecipe", "make_project", "recipe_named", "recipes_folder"]
@@ -52,10 +52,10 @@ def recipe_named(name: str) -> TrainingRecipe:
     names = [recipe.name for recipe in RECIPES]
     if name in names:
         return RECIPES[names.index(name)]
-    near = difflib.get_close_matches(name.lower(), names, 1)
+    near = nearest(name.lower(), names)
     raise ClusterRequestError(
         f"recipe is {name!r}, expected one of {', '.join(names)}.",
-        next_step=f"Did you mean {near[0]}?" if near else "`headrace init --list` shows them.",
+        next_step=f"Did you mean {near}?" if near else "`headrace init --list` shows them.",
     )
 
 
@@ -91,17 +91,14 @@ def make_project(recipe: TrainingRecipe, folder: str | os.PathLike[str]) -> Path
     files = recipe.files
     temporary = Path(temporary_name(target))
     os.umask(mask := os.umask(0o022))
+    what, next_step = "the project cannot be written", "Name a folder that you may write."
     try:
-        temporary.mkdir(parents=True)
-        for name, source in files.items():
-            shutil.copyfile(source, temporary / name)
-            (temporary / name).chmod((0o777 if name.endswith(".sh") else 0o666) & ~mask)
-        temporary.rename(target)  # refuses a folder that got files meanwhile
-    except OSError as e:
+        with explained(ClusterError, target, what, next_step):
+            temporary.mkdir(parents=True)
+            for name, source in files.items():
+                shutil.copyfile(source, temporary / name)
+                (temporary / name).chmod((0o777 if name.endswith(".sh") else 0o666) & ~mask)
+            temporary.rename(target)  # refuses a folder that got files meanwhile
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise ClusterError(
-            f"{target}: the project cannot be written: {e.strerror or e}.",
-            path=str(target),
-            next_step="Name a folder that you may write.",
-        ) from e
     return target

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.base.files import explained
 from headrace.cluster.executor import JobStatus
 from headrace.cluster.notation import gpu_count, mib, minutes, seconds, task_id
 from headrace.cluster.slurm.scontrol import job_facts, read_config
@@ -221,19 +222,14 @@ def _completed(commands: Commands) -> list[AccountedJob]:
             next_step="The history of headrace's agents knows those that it saw.",
         )
     path = Path(settings.get("JobCompLoc", "").strip())
-    try:
-        with path.open("rb") as f:
-            size = f.seek(0, 2)
-            f.seek(max(0, size - COMPLETED_BYTES_MAX))
-            if f.tell():
-                f.readline()  # it may be cut
-            text = f.read(COMPLETED_BYTES_MAX).decode(errors="replace")
-    except OSError as e:
-        raise NoAccounting(
-            f"{path}: the list of jobs completed cannot be read: {e.strerror}.",
-            path=str(path),
-            next_step="It lies on the machine of slurmctld, and may be its user's alone.",
-        ) from e
+    next_step = "It lies on the machine of slurmctld, and may be its user's alone."
+    what = "the list of jobs completed cannot be read"
+    with explained(NoAccounting, path, what, next_step), path.open("rb") as f:
+        size = f.seek(0, 2)
+        f.seek(max(0, size - COMPLETED_BYTES_MAX))
+        if f.tell():
+            f.readline()  # it may be cut
+        text = f.read(COMPLETED_BYTES_MAX).decode(errors="replace")
     # A job that started again has a line for each end of it: the last one counts, as of sacct's.
     return list({job.job_id: job for job in read_completed(text.splitlines())}.values())
 
