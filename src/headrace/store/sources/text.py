@@ -33,6 +33,7 @@ from headrace.store.sources.scan import (
     Stream,
     StreamedRow,
     StreamItem,
+    leave_out,
     listed,
     no_samples,
     raise_problems,
@@ -486,10 +487,7 @@ def open_coco(paths: list[str], options: SourceOptions) -> Stream:
                 with open(file, "rb") as f:
                     data = f.read()
             except (OSError, ValueError) as e:
-                problem = Problem(file, f"cannot be read: {e}")
-                if options.on_error == "raise":
-                    raise_problems(path, [problem])
-                skipped.append(problem)
+                leave_out(path, [Problem(file, f"cannot be read: {e}")], skipped, options)
                 continue
             listed_here = of_image[image["id"]]
             labels = {number.get(_id(a, "category_id"), -1) for a in listed_here}
