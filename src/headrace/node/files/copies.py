@@ -219,13 +219,11 @@ class Copies:
         with self._lock:
             for path, copy in list(self.by_path.items()):
                 file = view.find(path)
-                if file < 0:
-                    continue
-                if view.identity(file) != copy.row:
+                if file >= 0 and view.identity(file) != copy.row:
                     self._drop(copy)
                     self.figures.withdrawn_files += 1
                 else:
-                    self._show(view, file, copy)
+                    self._show(view, copy)
             self.spoiled.clear()
             self._views.append(view)
 
@@ -236,9 +234,7 @@ class Copies:
                 return
             self._views.remove(view)
             for copy in self.by_path.values():
-                file = view.find(copy.path)
-                if file >= 0 and view.hide(file):
-                    copy.used = True
+                self._hide(view, copy)
 
     # -- what is there ----------------------------------------------------------------------------
 
@@ -348,11 +344,13 @@ class Copies:
                 self._drop(copy)
                 return
             for view in self._views:
-                file = view.find(copy.path)
-                if file >= 0 and view.identity(file) == copy.row:
-                    self._show(view, file, copy)
+                self._show(view, copy)
 
-    def _show(self, view: ProgramRun, file: int, copy: Copy) -> None:
+    def _show(self, view: ProgramRun, copy: Copy) -> None:
+        """Puts a copy on a run's board, if the run knows the file as it was copied."""
+        file = view.find(copy.path)
+        if file < 0 or view.identity(file) != copy.row:
+            return
         try:
             if copy.on_disk is None:
                 view.show(file, "ram", copy.fd)
@@ -416,9 +414,7 @@ class Copies:
             opens = [v.until(v.find(copy.path)) for v in others]
             if any(until is not None and until < ORDER_SOON for until in opens):
                 continue
-            self._drop(copy)
-            self.figures.evicted_files += 1
-            self.figures.evicted_bytes += copy.row[2]
+            self._evicted(copy)
 
     def let_go(self, view: ProgramRun, files: Sequence[int], more_bytes: int) -> None:
         """A run that has the copies to itself opens none of these files: they go until so much more fits."""
@@ -430,15 +426,21 @@ class Copies:
                     return
                 copy = self.by_path.get(view.paths[file])
                 if copy is not None and copy.tier == "ram":
-                    self._drop(copy)
-                    self.figures.evicted_files += 1
-                    self.figures.evicted_bytes += copy.row[2]
+                    self._evicted(copy)
+
+    def _evicted(self, copy: Copy) -> None:
+        self._drop(copy)
+        self.figures.evicted_files += 1
+        self.figures.evicted_bytes += copy.row[2]
+
+    def _hide(self, view: ProgramRun, copy: Copy) -> None:
+        file = view.find(copy.path)
+        if file >= 0 and view.hide(file):
+            copy.used = True
 
     def _drop(self, copy: Copy) -> None:
         for view in self._views:
-            file = view.find(copy.path)
-            if file >= 0 and view.hide(file):
-                copy.used = True
+            self._hide(view, copy)
         del self.by_path[copy.path]
         if not copy.used:
             self.figures.wasted_files += 1
