@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from browser import Browser
 
 
+# Threads of torch's that have nothing to do sleep: awake they take the processors from other processes.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 TESTS = Path(__file__).parent
 # With several processes, a long module that begins last is what all wait for: these modules go first, by the
 # time that they take, then these folders.
