@@ -346,7 +346,7 @@ def cluster_init(
     """Write the site's file from what the cluster says it has, with comments. Most clusters need none."""
     from headrace.cluster import site_files as generated
     from headrace.cluster.plan import cluster_snapshot
-    from headrace.cluster.site import find_site, site_text
+    from headrace.cluster.site import find_site, own_site, site_text
 
     texts: list[tuple[Path | None, Mapping[str, str]]] = []
     if kubernetes is not None:
@@ -357,33 +357,18 @@ def cluster_init(
             (ondemand, generated.ondemand_files(facts)), (module, generated.modulefiles(facts)),
             (slurm, generated.slurm_files(facts)),
         ]  # fmt: skip
-    if not texts:
-        text = site_text(cluster_snapshot(executor, source))
-        return _write_site(output, text, out, overwrite=overwrite)
     files: list[Path] = []
     for folder, named in texts:
         if folder is not None:
             files += generated.write_files(folder, named, overwrite=overwrite)
-    output.result({"files": files}, f"wrote {', '.join(map(str, files))}")
-    return exit_codes.OK
-
-
-def _write_site(output: Output, text: str, out: Path | None, *, overwrite: bool) -> int:
-    from headrace.cluster.site import own_site
-    from headrace.errors import ClusterError
-
-    if out is not None and str(out) == "-":
-        if output.as_json:
-            output.document({"path": None, "text": text})
-        else:
-            sys.stdout.write(text)
+    if texts:
+        output.result({"files": files}, f"wrote {', '.join(map(str, files))}")
         return exit_codes.OK
-    path = out or own_site()
-    if path.exists() and not overwrite:
-        step = "Give another path with --out, or --overwrite to replace it."
-        raise ClusterError(f"{path} exists.", path=str(path), next_step=step)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    text, path = site_text(cluster_snapshot(executor, source)), out or own_site()
+    if str(path) == "-":
+        output.result({"path": None, "text": text}, text.rstrip("\n"))
+        return exit_codes.OK
+    generated.write_files(path.parent, {path.name: text}, overwrite=overwrite)
     what = f"wrote {path}; each key in it may be changed or left out"
     output.result({"path": str(path), "text": text}, what)
     return exit_codes.OK
