@@ -14,11 +14,11 @@ from headrace import runtime
 from headrace.base.text import bytes_text, counted
 from headrace.cli import exit_codes
 from headrace.cli.daemons import Foreground, Lines, end, print_log, tell, words_of
-from headrace.cli.options import CommandGroup, Group, JsonOutput
+from headrace.cli.options import CommandGroup, JsonOutput, controller_options
 from headrace.cli.printing import Output, log_to_stderr
 
 if TYPE_CHECKING:
-    from headrace.control.client import Client
+    from headrace.control.client import Endpoint
 
 control_app = CommandGroup("Start, stop and watch the controller, which hands policies to planes.")
 
@@ -119,40 +119,11 @@ def _print_control(output: Output, state: dict[str, Any]) -> None:
 policy_app = CommandGroup("Say which jobs, users and file systems may have how much.")
 
 
-def _client(
-    *, controller: str | None, token_file: Path | None, tls_ca: Path | None, tls_cert: Path | None,
-    tls_key: Path | None,
-) -> Client:  # fmt: skip
-    from headrace.control.client import Client, Endpoint
-
-    place = Endpoint(
-        url=controller or "own", token_file=token_file, ca=tls_ca, certificate=tls_cert, key=tls_key
-    )
-    return Client(place)
-
-
-ControllerClient = Annotated[
-    Any,
-    Group(
-        _client,
-        controller=Annotated[
-            str | None,
-            Option(
-                help="unix:PATH, http://HOST:PORT or https://HOST:PORT.",
-                show_default="this user's own",
-                metavar="ADDRESS",
-            ),
-        ],
-        token_file=Annotated[Path | None, Option(help="Holds the token for TCP.", metavar="FILE")],
-        tls_ca=Annotated[
-            Path | None, Option("--tls-ca", help="Authority of the controller.", metavar="FILE")
-        ],
-        tls_cert=Annotated[
-            Path | None, Option("--tls-cert", help="Own certificate.", metavar="FILE")
-        ],
-        tls_key=Annotated[Path | None, Option("--tls-key", help="Its key.", metavar="FILE")],
-    ),
-]
+_ASKED = controller_options(
+    "unix:PATH, http://HOST:PORT, https://HOST:PORT, or `own`.",
+    "--token-file", "--tls-ca", "--tls-cert", "--tls-key", own=True,
+)  # fmt: skip
+ControllerEndpoint = Annotated[Any, _ASKED]
 Document = Annotated[Path, Argument(help="YAML file; - for standard input.")]
 
 
@@ -161,11 +132,11 @@ def policy_apply(
     file: Document,
     *,
     dry_run: bool = Option(False, "--dry-run", help="Only say what would change."),
-    client: ControllerClient,
+    controller: ControllerEndpoint,
     output: JsonOutput,
 ) -> None:
     """Put a policy in force, in place of all of the one before."""
-    outcome = _put(client, file, dry_run=dry_run)
+    outcome = _put(controller, file, dry_run=dry_run)
     _print_policy(output, outcome)
 
 
@@ -174,20 +145,22 @@ def policy_diff(
     file: Document,
     *,
     dry_run: bool = Option(True, "--dry-run", help="As always: `diff` changes nothing."),
-    client: ControllerClient,
+    controller: ControllerEndpoint,
     output: JsonOutput,
 ) -> int:
     """Say what a policy would change. Exit code 1 if it would."""
     del dry_run
-    outcome = _put(client, file, dry_run=True)
+    outcome = _put(controller, file, dry_run=True)
     _print_policy(output, outcome)
     return exit_codes.FINDING if outcome["changes"] else exit_codes.OK
 
 
 @policy_app.command("get")
-def policy_get(*, client: ControllerClient, output: JsonOutput) -> None:
+def policy_get(*, controller: ControllerEndpoint, output: JsonOutput) -> None:
     """Print the policy in force, as YAML that `apply` takes."""
-    with contextlib.closing(client):
+    from headrace.control.client import Client
+
+    with contextlib.closing(Client(controller)) as client:
         document = client.document("GET", "/v1/policy")
     if output.as_json:
         output.document(document)
@@ -198,10 +171,12 @@ def policy_get(*, client: ControllerClient, output: JsonOutput) -> None:
         output.line(policy_yaml(document["policy"]).rstrip())
 
 
-def _put(client: Client, file: Path, *, dry_run: bool) -> dict[str, Any]:
+def _put(controller: Endpoint, file: Path, *, dry_run: bool) -> dict[str, Any]:
+    from headrace.control.client import Client
+
     text = sys.stdin.read() if str(file) == "-" else file.read_text()
     path = "/v1/policy?dry_run=1" if dry_run else "/v1/policy"
-    with contextlib.closing(client):
+    with contextlib.closing(Client(controller)) as client:
         return client.document("PUT", path, text.encode())
 
 

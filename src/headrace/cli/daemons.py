@@ -12,7 +12,7 @@ from typer import Option
 from headrace import runtime
 from headrace.base.text import bytes_of, bytes_text, count_text, counted
 from headrace.cli import exit_codes
-from headrace.cli.options import CommandGroup, JsonOutput
+from headrace.cli.options import CommandGroup, JsonOutput, controller_options
 from headrace.cli.printing import Output, log_to_stderr
 
 if TYPE_CHECKING:
@@ -86,6 +86,12 @@ node_app = CommandGroup(
 )
 
 
+_CONTROLLER = controller_options(
+    "Says what jobs may take: own (this user's), unix:PATH, http(s)://HOST:PORT.",
+    "--controller-token-file", "--controller-ca", "--controller-cert", "--controller-key",
+)  # fmt: skip
+
+
 @node_app.command("start")
 def node_start(
     context: typer.Context,
@@ -106,17 +112,7 @@ def node_start(
     simulate: str | None = Option(
         None, help="Slow storage to simulate: lustre, nfs, s3, hdd.", metavar="NAME"
     ),
-    controller: str | None = Option(
-        None,
-        help="Says what jobs may take: own (this user's), unix:PATH, http(s)://HOST:PORT.",
-        metavar="ADDRESS",
-    ),
-    controller_token_file: Path | None = Option(
-        None, help="Holds the token for it.", metavar="FILE"
-    ),
-    controller_ca: Path | None = Option(None, help="Authority of its certificate.", metavar="FILE"),
-    controller_cert: Path | None = Option(None, help="Own certificate.", metavar="FILE"),
-    controller_key: Path | None = Option(None, help="Its key.", metavar="FILE"),
+    controller: Annotated[Any, _CONTROLLER],
     metrics: str | None = Option(
         None, metavar="[HOST:]PORT", help="Serve Prometheus there (9464)."
     ),
@@ -127,19 +123,11 @@ def node_start(
     from headrace.node.daemon import NodeOptions, automatic_ram_bytes, run
     from headrace.node.daemon import start as start_daemon
 
-    endpoint = None
-    if controller is not None:
-        from headrace.control.client import Endpoint
-
-        endpoint = Endpoint(
-            url=controller, token_file=controller_token_file, ca=controller_ca,
-            certificate=controller_cert, key=controller_key,
-        )  # fmt: skip
     cache_bytes = None if cache is None else bytes_of(cache)
     options = NodeOptions(
         ram_bytes=automatic_ram_bytes() if ram is None else bytes_of(ram),
         job_ram_bytes=None if job_ram is None else bytes_of(job_ram),
-        window_bytes=bytes_of(window), job_window_bytes=bytes_of(job_window), controller=endpoint,
+        window_bytes=bytes_of(window), job_window_bytes=bytes_of(job_window), controller=controller,
         metrics=metrics, reader=ReaderOptions(simulate=simulate),
         tiers=TierOptions(cache_dir=cache_dir, cache_bytes=cache_bytes),
     )  # fmt: skip

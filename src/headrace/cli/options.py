@@ -10,6 +10,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
@@ -21,6 +22,8 @@ from headrace.cli.printing import Output
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from headrace.control.client import Endpoint
 
 
 class Group:
@@ -273,6 +276,34 @@ StorageOptions = Annotated[
     ),
 ]
 """Where an object store is and who asks, as the library takes it."""
+
+
+def _endpoint(*, controller: str | None, **files: Path | None) -> Endpoint | None:
+    if controller is None:
+        return None
+    from headrace.control.client import Endpoint
+
+    given = {name.removeprefix("controller_"): path for name, path in files.items()}
+    return Endpoint(url=controller, **given)
+
+
+def controller_options(text: str, *flags: str, own: bool = False) -> Group:
+    """Where a controller is: an `Endpoint`, or None; `own`: this user's where none is named.
+
+    `flags` are for the token, the authority, the own certificate and its key, as many as there are.
+    """
+    texts = {
+        "token_file": "Holds the token for it.", "ca": "Authority of its certificate.",
+        "certificate": "Own certificate.", "key": "Its key.",
+    }  # fmt: skip
+    options = {
+        f"controller_{name}": Annotated[Path | None, Option(flag, help=help_text, metavar="FILE")]
+        for (name, help_text), flag in zip(texts.items(), flags, strict=False)
+    }
+    where = Option("--controller", help=text, metavar="ADDRESS", show_default=own)
+    defaults = {"controller": "own"} if own else {}
+    return Group(_endpoint, defaults, controller=Annotated[str | None, where], **options)
+
 
 TrustOptions = Annotated[
     list[str] | None,

@@ -10,7 +10,7 @@ import os
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from rich.console import Group
 from rich.table import Table
@@ -19,7 +19,7 @@ from typer import Option
 
 from headrace.base.text import bytes_text, count_text, counted, duration_text, printable
 from headrace.cli import exit_codes
-from headrace.cli.options import JsonOutput
+from headrace.cli.options import JsonOutput, controller_options
 from headrace.cli.printing import cut, plain_table, stall_style, watch
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from headrace.control.client import Endpoint
     from headrace.insight.top import Row
 
 WIDE: Final = 110
@@ -210,24 +211,23 @@ def _rest(table: Table, hidden: int) -> None:
         table.add_row(Text(f"and {hidden} more", "dim"))
 
 
+_CONTROLLER = controller_options(
+    "Show its planes too: unix:PATH, http(s)://HOST:PORT, or `own`.", "--token-file", "--tls-ca"
+)
+
+
 def top(
     *,
     once: bool = Option(False, "--once", help="Look for one interval, print, end."),
     interval: float = Option(2.0, help="Seconds between looks.", metavar="SECONDS"),
-    controller: str | None = Option(
-        None,
-        help="Show its planes too: unix:PATH, http(s)://HOST:PORT, or `own`.",
-        metavar="ADDRESS",
-    ),
-    token_file: Path | None = Option(None, help="Holds the token for it.", metavar="FILE"),
-    tls_ca: Path | None = Option(None, help="Authority of its certificate.", metavar="FILE"),
+    controller: Annotated[Any, _CONTROLLER],
     output: JsonOutput,
 ) -> int:
     """Show live who starves and why, and where bytes come from. Ctrl-C ends it."""
     if not 0.1 <= interval <= 3600:
         raise ValueError(f"--interval is {interval:g}, expected 0.1 to 3600 seconds")
     try:
-        observer = _Observer(controller, token_file, tls_ca)
+        observer = _Observer(controller)
         if not observer.look():
             output.result(observer.document(), f"no node daemon runs in {observer.nobody}")
             return exit_codes.FINDING
@@ -258,8 +258,8 @@ class _Observer:
     planes: Row | None = None
     _launched: Sequence[Path] = ()
 
-    def __init__(self, controller: str | None, token_file: Path | None, ca: Path | None) -> None:
-        from headrace.control.client import Client, Endpoint
+    def __init__(self, controller: Endpoint | None) -> None:
+        from headrace.control.client import Client
         from headrace.insight.top import DaemonWatch, PlanesWatch
         from headrace.runtime import runtime_folder
 
@@ -267,9 +267,7 @@ class _Observer:
         self.nobody = f"{self.folder.path}. Start one: headrace node start"
         self._watches = defaultdict[Path, DaemonWatch](DaemonWatch)
         self._planes = PlanesWatch()
-        self._client = None
-        if controller is not None:
-            self._client = Client(Endpoint(url=controller, token_file=token_file, ca=ca))
+        self._client = None if controller is None else Client(controller)
 
     def look(self) -> bool:
         """See what is there now; False: nothing.

@@ -7,18 +7,24 @@ import dataclasses
 import functools
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from headrace.cli.cluster import From, Where
-from headrace.cli.options import JsonOutput
+from headrace.cli.options import JsonOutput, controller_options
 from headrace.cli.reports import HistoryOption, history_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace.web.views import ClusterLayout
+
+
+_CONTROLLER = controller_options(
+    "Its planes and policy: unix:PATH, http(s)://HOST:PORT, or `own`.",
+    "--controller-token-file", "--tls-ca",
+)  # fmt: skip
 
 
 def web(
@@ -30,15 +36,7 @@ def web(
         False, "--demo", help="Play a recorded cluster of 1,000 nodes and 10,000 jobs."
     ),
     history: HistoryOption = None,
-    controller: str | None = Option(
-        None,
-        help="Its planes and policy: unix:PATH, http(s)://HOST:PORT, or `own`.",
-        metavar="ADDRESS",
-    ),
-    controller_token_file: Path | None = Option(
-        None, help="Holds the controller's token, for TCP.", metavar="FILE"
-    ),
-    tls_ca: Path | None = Option(None, help="Authority of its certificate.", metavar="FILE"),
+    controller: Annotated[Any, _CONTROLLER],
     token_file: Path | None = Option(
         None,
         help="Who may sign in: a line `operator TOKEN` or `reader TOKEN` each.",
@@ -67,7 +65,7 @@ def web(
     The link that it prints signs you in, once; without a token nobody sees anything. Ctrl-C ends it.
     """
     from headrace.api import open as open_store
-    from headrace.control.client import Client, Endpoint
+    from headrace.control.client import Client
     from headrace.web.access import Sessions, WebOptions
     from headrace.web.app import serve
     from headrace.web.demo import DemoSource
@@ -85,9 +83,8 @@ def web(
         sessions = Sessions(token_file)
         policies = state = None
         if controller is not None:
-            endpoint = Endpoint(url=controller, token_file=controller_token_file, ca=tls_ca)
             # One each: a client is asked by one thread at a time.
-            policies, client = ControllerPolicies(Client(endpoint)), Client(endpoint)
+            policies, client = ControllerPolicies(Client(controller)), Client(controller)
             stack.callback(client.close)
             state = functools.partial(client.document, "GET", "/v1/state")
         browser = StoreBrowser([open_store(path) for path in options.stores])
