@@ -21,16 +21,9 @@ from headrace.bench.compare import (
     value_of,
 )
 from headrace.bench.metrics import Confidence
-from headrace.bench.report import (
-    phases_of,
-    report_page,
-    slowest_steps,
-    trace_events,
-    trace_text,
-    with_confidence,
-)
+from headrace.bench.report import comparison_lines, report_page, with_confidence
 from headrace.bench.results import load_run, load_runs, rank_blocks
-from headrace.cli.bench import _comparison_lines
+from headrace.bench.timeline import phases_of, slowest_steps, trace_events, trace_text
 from headrace.errors import BenchError
 from headrace.pages.html import safe
 
@@ -299,7 +292,7 @@ def test_changes_are_relative_and_know_which_way_is_worse(tmp_path):
 
 
 def test_a_change_that_is_too_small_to_print_has_no_minus(tmp_path):
-    lines = list(_comparison_lines(both(tmp_path, au=89.99999)))
+    lines = list(comparison_lines(both(tmp_path, au=89.99999)))
     assert not [line for line in lines if "-0.00%" in line]
 
 

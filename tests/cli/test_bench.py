@@ -122,6 +122,16 @@ def test_report_compare_and_trace(bench, two_runs, tmp_path):
     assert ended.code == 1
     assert "accelerators < -10%: holds (accelerators -50.00%)" in ended.out
     assert "note: num_accelerators differs: 2, 1" in ended.err
+    assert bench("compare", "two", "one", "--html", "both.html").code == 0
+    page = (tmp_path / "both.html").read_text()
+    for shown in (
+        "A: two",
+        "B: one",
+        "-50.00%",
+        "num_accelerators",
+        "This is not an MLPerf result.",
+    ):
+        assert shown in page
     ended = bench("compare", "two", "one", "--fail-if", "accelerators < -60%", "--json")
     assert (ended.code, ended.document["failed"]) == (0, False)
     assert bench("trace", "two", "-o", "trace.json", "--steps=3").code == 0

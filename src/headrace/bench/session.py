@@ -418,7 +418,7 @@ class _Session:
 
     def _write_trace(self, folder: Path, rank: int, process: BenchRecord | None) -> None:
         """trace-R-of-N.pfw; `process` is the record of its process, which its first accelerator shows."""
-        from headrace.bench.report import rank_trace, trace_text
+        from headrace.bench.timeline import rank_trace, trace_text
 
         checkpoints: dict[str, Sequence[CheckpointTimes]] = {}
         if process is not None:

@@ -78,7 +78,7 @@ class BenchRecord:
 
     Attributes:
         blocks: epochs of repeats are counted on.
-        repeats: how often the whole was run.
+        repeats: of several runs together, each.
         ceiling: blocks of the same steps on a null store, or none.
         hosts: one document for each host.
         nbytes: that the engine delivered; 0 where it cannot tell.
@@ -88,7 +88,7 @@ class BenchRecord:
         checkpoints: of all ranks each is the slowest's, with the bytes of all.
         restores: those that were read back.
         checkpoint_writer: what wrote them; None when none was written or read.
-        phases_s: what the time to solution went to; of repeats: on average.
+        phases_s: what the time to solution went to.
         restore_residency: the share of the checkpoints in page caches before they were read.
     """
 
@@ -98,7 +98,7 @@ class BenchRecord:
     accelerators: int = 1
     end_s: float = 0.0
     blocks: Sequence[metrics.Block] = ()
-    repeats: int = 1
+    repeats: Sequence[BenchRecord] = ()
     ceiling: Sequence[metrics.Block] = ()
     hosts: Sequence[dict[str, Any]] = ()
     nbytes: int = 0
@@ -182,26 +182,33 @@ def _slowest(ranks: Sequence[Sequence[Any]]) -> list[metrics.CheckpointTimes]:
 
 
 def together(runs: Sequence[BenchRecord]) -> BenchRecord:
-    """One run of all epochs, counted on from repeat to repeat.
+    """One run of all epochs, counted on from repeat to repeat; figures are means of the repeats.
 
-    Bytes and CPU seconds are sums, times of phases and busy processors means; page cache and provenance are
-    the first's.
+    Page cache and provenance are the first's.
     """
-    first = runs[0]
     blocks: list[metrics.Block] = []
     for run in runs:
         before = max((block.epoch for block in blocks), default=0)
         blocks += [replace(block, epoch=block.epoch + before) for block in run.blocks]
-    sums = {n: sum(getattr(run, n) for run in runs) for n in ("nbytes", "device_bytes", "cpu_s")}
-    cpu_use = CpuUse(
-        *(sum(cpus) / len(runs) for cpus in zip(*(run.cpu_use for run in runs), strict=True))
-    )
-    phases_s = {p: sum(run.phases_s[p] for run in runs) / len(runs) for p in first.phases_s}
+    means = {n: _mean([getattr(run, n) for run in runs]) for n in ("device_bytes", "cpu_s")}
+    cpu_use = CpuUse(*map(_mean, zip(*(run.cpu_use for run in runs), strict=True)))
     return replace(
-        first, end_s=runs[-1].end_s, blocks=blocks, repeats=len(runs), **sums, phases_s=phases_s,
-        cpu_use=cpu_use, batch_waits_s=[wait for run in runs for wait in run.batch_waits_s],
+        runs[0], end_s=runs[-1].end_s, blocks=blocks, repeats=runs, **means, cpu_use=cpu_use,
         checkpoints=[each for run in runs for each in run.checkpoints],
     )  # fmt: skip
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    """Of equal documents' numbers each one's mean; None where one is not known."""
+    first = values[0]
+    if len(values) == 1 or isinstance(first, str):
+        return first
+    if isinstance(first, dict):
+        return {key: _mean([each[key] for each in values]) for key in first}
+    if None in values:
+        return None
+    mean = sum(values) / len(values)
+    return round(mean) if isinstance(first, int) else mean
 
 
 def timestamp(seconds: float) -> str:
@@ -301,61 +308,61 @@ def _metric(workload: Workload, run: BenchRecord) -> dict[str, Any]:
 def _of_training(workload: Workload, run: BenchRecord) -> dict[str, Any]:
     """What DLIO has no names for."""
     window, batch = window_of(workload), workload.reader.batch_size
-    train = [block for block in run.blocks if block.kind == "train"]
-    step_s = workload.train.computation_time.mean_s
-    shares = metrics.shares_of(train, window)
-    late = metrics.percentiles(np.concatenate([b.late_s for b in run.blocks])) if train else {}
-    # All repeats have as many epochs.
-    epochs = max((block.epoch for block in train), default=0) // run.repeats
-    repeats = [
-        [block for block in train if n * epochs < block.epoch <= (n + 1) * epochs]
-        for n in range(run.repeats)
-    ]
-    aus = [metrics.phase_figures(r, batch, window, run.formula).au_mean_percent for r in repeats]
-    au_mlperf = float(np.mean([metrics.mlperf_au(each, step_s) for each in repeats]))
+    each = [_of_repeat(workload, one) for one in run.repeats or [run]]
+    own: dict[str, Any] = _mean(each)
+    au = metrics.confidence([one["au_percent"] for one in each])
     ceiling_au = None
     if run.ceiling:
         ceiling_au = metrics.phase_figures(run.ceiling, batch, window, "mlcommons").au_mean_percent
-    resident = run.residency.get("share")
-    if run.provenance.get("simulated") is not None:  # it lies in the page cache, and is slowed down
-        resident = None
-    passes = max((block.epoch for block in train), default=0)
-    cached = metrics.cached_share(run.nbytes, run.device_bytes, resident, passes)
     verdict = metrics.verdict_of(
-        float(np.mean(aus)), ceiling_au, shares, late.get("p99", 0.0), step_s, run.accelerators, cached,
-        run.cpu_use, sum(host["cpu_count"] for host in run.hosts),
+        au.mean, ceiling_au, metrics.TimeShares(**own["time"]), own["late_s"].get("p99", 0.0),
+        workload.train.computation_time.mean_s, run.accelerators, own["page_cache_share"], run.cpu_use,
+        sum(host["cpu_count"] for host in run.hosts),
     )  # fmt: skip
-    formulas: tuple[metrics.Formula, ...] = ("upstream", "mlcommons")
-    return {
+    return own | {
         "engine": run.engine,
         "data_loader": workload.reader.data_loader,
         "not_mlperf": NOT_MLPERF,
         "throughput_formula": run.formula,
+        "au_mlperf_meet_expectation": _mark(own["au_mlperf_percent"], workload),
+        "au_percent": au.document(),
+        "ceiling_au_percent": ceiling_au,
+        "bound": verdict.bound,
+        "bound_reason": verdict.reason,
+        "repeats": len(each),
+        "other_cpus": None if math.isnan(run.cpu_use.others) else run.cpu_use.others,
+        "residency_before": run.residency,
+    }
+
+
+def _of_repeat(workload: Workload, run: BenchRecord) -> dict[str, Any]:
+    """The figures of one repeat, of which those of several are means."""
+    window, batch = window_of(workload), workload.reader.batch_size
+    train = [block for block in run.blocks if block.kind == "train"]
+    resident = run.residency.get("share")
+    if run.provenance.get("simulated") is not None:  # it lies in the page cache, and is slowed down
+        resident = None
+    passes = max((block.epoch for block in train), default=0)
+    late = np.concatenate([block.late_s for block in run.blocks]) if train else ()
+    waits = [block.load_s[window.bounds(block.steps)] for block in train]
+    formulas: tuple[metrics.Formula, ...] = ("upstream", "mlcommons")
+    return {
         "throughput_by_formula_samples_per_s": {
             formula: metrics.phase_figures(train, batch, window, formula).throughput_mean
             for formula in formulas
         },
-        "au_mlperf_percent": au_mlperf,
-        "au_mlperf_meet_expectation": _mark(au_mlperf, workload),
-        "au_percent": metrics.confidence(aus).document(),
-        "ceiling_au_percent": ceiling_au,
-        "bound": verdict.bound,
-        "bound_reason": verdict.reason,
-        "repeats": run.repeats,
+        "au_mlperf_percent": metrics.mlperf_au(train, workload.train.computation_time.mean_s),
+        "au_percent": metrics.phase_figures(train, batch, window, run.formula).au_mean_percent,
         "time_to_solution": time_to_solution(run.phases_s),
-        "time": shares._asdict(),
+        "time": metrics.shares_of(train, window)._asdict(),
         "uncounted": metrics.uncounted_of(train, window)._asdict(),
-        "wait_s": metrics.percentiles(
-            [wait for b in train for wait in b.load_s[window.bounds(b.steps)].tolist()]
-        ),
+        "wait_s": metrics.percentiles(np.concatenate(waits) if waits else ()),
         "batch_wait_s": metrics.percentiles(run.batch_waits_s),
-        "late_s": late,
+        "late_s": metrics.percentiles(late),
         "bytes": run.nbytes,
         "page_cache_bytes": max(0, run.nbytes - run.device_bytes),
-        "page_cache_share": cached,
+        "page_cache_share": metrics.cached_share(run.nbytes, run.device_bytes, resident, passes),
         "cpu_s_per_gb": run.cpu_s / (run.nbytes / 1e9) if run.nbytes else None,
-        "other_cpus": None if math.isnan(run.cpu_use.others) else run.cpu_use.others,
-        "residency_before": run.residency,
     }
 
 

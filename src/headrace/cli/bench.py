@@ -20,7 +20,7 @@ from headrace.cli.printing import Output
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from headrace.bench.compare import Condition, ConditionResult, RunComparison
+    from headrace.bench.compare import Condition, ConditionResult
     from headrace.bench.session import Probe, SessionReport, Sweep
 
 _Folder = Annotated[
@@ -76,8 +76,8 @@ def trace(
     output: QuietOutput,
 ) -> int:
     """Write the slowest steps for trace viewers (Perfetto, chrome://tracing)."""
-    from headrace.bench.report import trace_events, trace_text
     from headrace.bench.results import load_run, rank_blocks
+    from headrace.bench.timeline import trace_events, trace_text
     from headrace.errors import BenchError
 
     events = trace_events(rank_blocks(load_run(folder)), steps)
@@ -104,8 +104,8 @@ def compare(
         metavar="CONDITION",
         help="Exit with 1 if it holds: 'au < -2%' of the change, 'au < 90' of B.",
     ),
-    html: str | None = Option(None, metavar="FILE", help="Of recorded jobs: a page of the curves."),
-    svg: str | None = Option(None, metavar="FILE", help="Likewise, a picture."),
+    html: str | None = Option(None, metavar="FILE", help="A page: both side by side."),
+    svg: str | None = Option(None, metavar="FILE", help="Of recorded jobs: a picture."),
     output: QuietOutput,
 ) -> int:
     """Compare two results: each figure's change, with its confidence where there are repeats.
@@ -114,15 +114,16 @@ def compare(
     """
     from headrace.bench.compare import compare as compare_runs
     from headrace.bench.compare import condition_of, judge
+    from headrace.bench.report import comparison_lines, comparison_page
     from headrace.bench.results import load_runs
     from headrace.bench.summary import NOT_MLPERF
 
     recorded = [name.endswith((".yaml", ".yml")) for name in (a, b)]
     if all(recorded):
         return _compare_recorded(output, (a, b), fail_if or [], html, svg)
-    if any(recorded) or html is not None or svg is not None:
+    if any(recorded) or svg is not None:
         raise typer.BadParameter(
-            "give two recorded jobs (job.yaml emulated.yaml), or two folders without --html"
+            "give two recorded jobs (job.yaml emulated.yaml), or two folders without --svg"
         )
     conditions = [condition_of(text, changes=True) for text in fail_if or []]
     runs = load_runs(a), load_runs(b)
@@ -135,6 +136,9 @@ def compare(
         f"{name}: {folder}" + (f", {repeats} runs" if repeats > 1 else "")
         for name, folder, repeats in zip("AB", (a, b), map(len, runs), strict=True)
     ]
+    if html is not None:
+        _write(html, comparison_page(comparison, names))
+        output.remark(f"wrote {html}")
     output.result({
         "a": a, "b": b, "rows": [row.document() for row in comparison.rows],
         "differences": [
@@ -142,7 +146,7 @@ def compare(
         ],
         "conditions": [v.document() for v in verdicts],
         "failed": failed, "not_mlperf": NOT_MLPERF,
-    }, *names, *_comparison_lines(comparison), *_verdict_lines(verdicts), NOT_MLPERF)  # fmt: skip
+    }, *names, *comparison_lines(comparison), *_verdict_lines(verdicts), NOT_MLPERF)  # fmt: skip
     return exit_codes.FINDING if failed else exit_codes.OK
 
 
@@ -181,30 +185,6 @@ def _compare_recorded(
         "conditions": [v.document() for v in verdicts], "failed": failed,
     }, *like.lines_of(similarity), *_verdict_lines(verdicts))  # fmt: skip
     return exit_codes.FINDING if failed else exit_codes.OK
-
-
-def _comparison_lines(comparison: RunComparison) -> Iterator[str]:
-    from headrace.bench.report import with_confidence
-
-    cells = [("", "A", "B", "change", "")]
-    for row in comparison.rows:
-        unit, width = row.measure.unit, row.change_half_width
-        change = "from 0" if row.change is None else f"{row.change:+z.2%}"
-        if row.change is not None and width is not None:
-            known = width <= max(1.0, abs(row.change))
-            change = f"{change} ± {width:.2%}" if known else "not known"
-        judgement = {None: "", True: "worse", False: "better"}[row.worse]
-        if row.worse is not None and row.clear is False:
-            judgement = "within the noise"
-        cells.append((
-            row.measure.title, with_confidence(row.a, unit, brief=True),
-            with_confidence(row.b, unit, brief=True), change, judgement,
-        ))  # fmt: skip
-    yield from aligned(cells, "<>>><")
-    if any(row.a.half_width is not None or row.b.half_width is not None for row in comparison.rows):
-        yield "± is the 95 % confidence interval over the repeats; more: wider than the value itself."
-    if any(row.worse is not None and row.clear is None for row in comparison.rows):
-        yield "Figures without ± on both sides were measured once: their changes may be noise."
 
 
 def _verdict_lines(verdicts: Sequence[ConditionResult]) -> Iterator[str]:
@@ -507,6 +487,8 @@ def _print(output: Output, report: SessionReport, simulate: str | None) -> None:
 def _explained(summary: dict[str, Any]) -> Iterator[str]:
     """Our own figures, for people."""
     own = summary["headrace"]
+    if (repeats := own.get("repeats", 1)) > 1:
+        yield f"each figure below is the mean of {repeats} runs, as in bench report and bench compare"
     saved = own.get("checkpoint")
     if saved and saved["save_s"]:
         yield (
