@@ -76,14 +76,6 @@ class ReadOutcome:
 
 
 @dataclass(slots=True, eq=False)
-class _Mapped:
-    """Memory of the cache that clients may have mapped."""
-
-    nbytes: int
-    holders: set[object] = field(default_factory=set)
-
-
-@dataclass(slots=True, eq=False)
 class _Reading:
     """A batch that is being read."""
 
@@ -163,7 +155,8 @@ class ServedData:
         self._next = 1
         self._closed = False
         self._slabs_version = 0
-        self._mapped: dict[int, _Mapped] = {}  # by identity: what clients have been told of
+        # By identity, memory of the cache that clients have been told of: its bytes, and who has it.
+        self._mapped: dict[int, tuple[int, set[object]]] = {}
         self.batches = self.samples = self.bytes = self.ram_bytes = 0
         self.gathered_batches = self.gathered_bytes = 0
         self.shared_batches = self.postponed = self.failed = self.left = 0
@@ -214,16 +207,14 @@ class ServedData:
 
     def mapped_by(self, holder: object, slab: _native.Slab) -> None:
         """A client is told of a slab, and will map it."""
-        mapped = self._mapped.setdefault(slab.identity, _Mapped(slab.bytes))
-        mapped.holders.add(holder)
+        self._mapped.setdefault(slab.identity, (slab.bytes, set()))[1].add(holder)
 
     def dropped_by(self, holder: object, identity: int) -> None:
         """A client has it mapped no more."""
-        mapped = self._mapped.get(identity)
-        if mapped is not None:
-            mapped.holders.discard(holder)
-            if not mapped.holders:
-                del self._mapped[identity]
+        _, holders = self._mapped.get(identity, (0, set()))
+        holders.discard(holder)
+        if not holders:
+            self._mapped.pop(identity, None)
 
     def forget(self, holder: object) -> None:
         """A client is gone, and its mappings with it."""
@@ -234,7 +225,7 @@ class ServedData:
     def lingering_bytes(self) -> int:
         """Memory that was given back here, and that clients still have mapped."""
         now = {slab.identity for slab in self.slabs()}
-        return sum(m.nbytes for identity, m in self._mapped.items() if identity not in now)
+        return sum(nbytes for identity, (nbytes, _) in self._mapped.items() if identity not in now)
 
     def gathered(self, batches: int, samples: int, nbytes: int) -> None:
         """A client has gathered so much by itself."""
