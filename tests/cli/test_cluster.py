@@ -222,7 +222,8 @@ def test_mistakes_of_the_queue(run, saved, words, code, says):
 def test_init(run, saved):
     assert run("cluster", "init", "--from", "mixed.json").code == 0
     path = saved / "config/headrace/site.yaml"
-    assert "gpu_partition: main" in (text := path.read_text())
+    text = path.read_text()
+    assert "gpu_partition: main" in text
     path.write_text(f"{text}account: mine\n")
     again = run("cluster", "init", "--from", "mixed.json", "--json")
     assert again.code == 3
