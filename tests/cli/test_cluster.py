@@ -105,6 +105,34 @@ def test_an_option_of_ours_behind_the_script_is_not_passed_on_in_silence(run, sa
     assert batch(run, "-g", "2", "job.sh", "--epochs", "3", "--timeout=1").code == 0
 
 
+@pytest.mark.parametrize(("answer", "code"), [(b"y\n", 0), (b"\n", 3)])
+def test_on_a_terminal_it_is_asked_about(saved, answer, code):
+    pid, fd = pty.fork()
+    if pid == 0:
+        words = [
+            "cluster",
+            "batch",
+            "--from",
+            "mixed.json",
+            "--dry-run",
+            "-g2",
+            "job.sh",
+            "-t",
+            "1",
+        ]
+        os.execv(
+            sys.executable,
+            [sys.executable, "-c", "from headrace.cli import main; main()", *words],
+        )
+    try:
+        read_until(fd, b"Is it for the script? [y/N] ")
+        os.write(fd, answer)
+        read_until(fd, b"srun true" if code == 0 else b"Put it before job.sh")
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == code
+    finally:
+        os.close(fd)
+
+
 def test_a_job_that_is_completing_is_shown_as_such(run, saved):
     seen = busy()
     jobs = [

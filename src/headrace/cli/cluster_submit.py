@@ -96,11 +96,21 @@ _OURS = frozenset(flag for option in JOB_OPTIONS for flag in option.flags) | {
 
 
 def _own_arguments(name: str, words: Sequence[str]) -> Sequence[str]:
-    """What the script gets; ClusterRequestError for an option of ours behind its name: it may be misplaced."""
+    """What the script gets. An option of ours behind its name may be misplaced: that is asked about.
+
+    Raises:
+        ClusterRequestError: nobody can be asked, or the answer is no.
+    """
     if words[:1] == ["--"]:
         return words[1:]
     if not (ours := [word for word in words if word.partition("=")[0] in _OURS]):
         return words
+    if name != "-" and sys.stdin.isatty() and sys.stderr.isatty():
+        print(
+            f"{ours[0]} stands after {name}. Is it for the script? [y/N] ", end="", file=sys.stderr
+        )
+        if sys.stdin.readline().strip().lower() in {"y", "yes"}:
+            return words
     raise ClusterRequestError(
         f"{ours[0]} stands after {name}: the script would get it, and it would change nothing of the job.",
         next_step=f"Put it before {name}; or, if it is the script's own, a -- between them: "
