@@ -24,8 +24,9 @@ from headrace.store.sources.scan import (
     Problem,
     Scan,
     SourceOptions,
+    check_problems,
     no_samples,
-    raise_problems,
+    source_entry,
 )
 
 _FOLDERS_PER_TASK = 16
@@ -56,8 +57,7 @@ def scan_folder(
     options = options or SourceOptions()
     root = os.path.abspath(os.fspath(path))
     listing = _list_tree(os.fsencode(root), options)
-    if options.on_error == "raise":
-        raise_problems(root, listing.problems)
+    check_problems(root, listing.problems, options)
     if not listing.files:
         raise no_samples(root, f" that end in {options.extensions}" if options.extensions else "")
     files = sorted(listing.files)
@@ -81,7 +81,7 @@ def scan_folder(
         labels=labels,
         class_names=classes,
     )  # fmt: skip
-    source = {"kind": "folder", "path": root, **options.to_json()}
+    source = source_entry("folder", root, options)
     return Scan(
         columns, (VolumeEntry("tree", root),), source, listing.problems, notes, modes=listing.modes
     )

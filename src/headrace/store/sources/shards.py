@@ -28,6 +28,7 @@ from headrace.store.sources.scan import (
     check_unchanged,
     no_samples,
     refused,
+    source_entry,
     unreadable,
     unsound,
 )
@@ -474,5 +475,5 @@ def _open_prefix(
         VolumeEntry("object", each.url, each.size, each.modified_ns, etag=each.etag)
         for each in remotes
     )
-    source = {"kind": "objects", "path": url, **options.to_json()}
+    source = source_entry("objects", url, options)
     return Scan(columns, volumes, source, notes=notes, objects=engine)

@@ -28,8 +28,8 @@ from headrace.store.sources.scan import (
     SourceOptions,
     Stream,
     StreamItem,
+    check_problems,
     no_samples,
-    raise_problems,
     refused,
     shard_labels,
     source_entry,
@@ -98,8 +98,7 @@ def scan_tar(paths: list[str], options: SourceOptions) -> Scan:
     prefix = _prefixes(paths, options)
     shards = map_files(paths, lambda p: _scan_shard(p, prefix[p], problems), options.workers)
     problems.sort(key=lambda p: (p.path, p.offset_bytes or 0))
-    if options.on_error == "raise":
-        raise_problems(paths[0], problems)
+    check_problems(paths[0], problems, options)
     shards = [s for s in shards if s.names]
     if not shards:
         raise no_samples(paths[0])
@@ -313,13 +312,11 @@ def _stream_members(
 ) -> Iterator[tuple[bytes, bytes]]:
     with opened(path) as f:
         for member in _members(path, f, "r|", skipped, _content):
-            if options.on_error == "raise":
-                raise_problems(path, skipped)
+            check_problems(path, skipped, options)
             yield member
         while f.read(_STREAM_STEP):
             pass  # behind the tar's end stands the checksum of all
-    if options.on_error == "raise":
-        raise_problems(path, skipped)
+    check_problems(path, skipped, options)
 
 
 def _content(tar: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:
