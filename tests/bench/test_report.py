@@ -296,6 +296,14 @@ def test_a_change_that_is_too_small_to_print_has_no_minus(tmp_path):
     assert not [line for line in lines if "-0.00%" in line]
 
 
+def test_a_hundredth_that_was_measured_once_is_not_called_worse(tmp_path):
+    words = {}
+    for au in (89.5, 80.0):  # 90 in a
+        lines = list(comparison_lines(both(tmp_path / str(au), au=au)))
+        (words[au],) = ("worse" in line for line in lines if "AU" in line)
+    assert words == {89.5: False, 80.0: True}
+
+
 def test_megabytes_are_of_ten_to_the_six_wherever_they_are_shown(tmp_path):
     io = rows_of(both(tmp_path))["io"]
     assert (io.a.mean, io.measure.unit) == (pytest.approx(16 * 2**20 / 1e6), "MB/s")

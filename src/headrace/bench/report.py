@@ -311,6 +311,8 @@ def _comparison_cells(comparison: RunComparison) -> list[tuple[str, ...]]:
         judgement = {None: "", True: "worse", False: "better"}[row.worse]
         if row.worse is not None and row.clear is False:
             judgement = "within the noise"
+        if row.clear is None and row.change is not None and abs(row.change) < 0.01:
+            judgement = ""  # measured once, a hundredth says nothing
         sides = [with_confidence(side, unit, brief=True) for side in (row.a, row.b)]
         cells.append((row.measure.title, *sides, change, judgement))
     return cells
