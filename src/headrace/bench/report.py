@@ -366,8 +366,7 @@ def _cards(runs: Sequence[RunResult]) -> str:
         if measure.name == "au" and target is not None:
             met = value.mean >= target
             below += f"; {'✓ meets' if met else '✗ below'} {number_text(target)} %"
-        number, _, unit = measure_text(value.mean, measure.unit).partition(" ")
-        cards.append((number, unit, below))
+        cards.append((measure_text(value.mean, measure.unit), below))
     return card_list(cards)
 
 

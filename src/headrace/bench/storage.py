@@ -25,16 +25,17 @@ import numpy as np
 from headrace import _native
 from headrace.base.text import binary_text, rate_text
 from headrace.bench.content import Content
-from headrace.bench.engines.native import extents_reader
 from headrace.bench.metrics import percentiles
 from headrace.bench.staging import evict, residency_of
 from headrace.bench.summary import provenance
 from headrace.config import ReaderOptions
 from headrace.errors import BenchError
+from headrace.io.batch_reader import BatchReader
 from headrace.machine.host import cpu_times
 from headrace.store.output_file import OutputFile, WriteBuffer, write_error
 from headrace.store.publish import check_free_space
 from headrace.store.residency import can_read_direct
+from headrace.store.segment import catalog_of_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -364,10 +365,11 @@ class _BlockReader:
             direct="always" if direct else "auto", budget_bytes=_BUDGET_BYTES, verify=False,
             reads_in_flight=1, deadline_s=_DEADLINE_S,
         )  # fmt: skip
-        self._reader, _ = extents_reader(
+        catalog = catalog_of_files(
             [path], np.zeros(self._count), np.arange(self._count) * block_bytes,
-            np.full(self._count, block_bytes), options=options,
+            np.full(self._count, block_bytes), "the blocks of a file",
         )  # fmt: skip
+        self._reader = BatchReader(catalog, [0], options)
         self._random = np.random.default_rng(0)
         self.engine, self.close = self._reader.engine[0], self._reader.close
 

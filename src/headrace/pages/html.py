@@ -86,12 +86,13 @@ _BAR: Final = (
 )
 
 
-def card_list(cards: Iterable[tuple[str, str, str]]) -> str:
-    """A page's figures that matter most: (value, unit, what it is); nothing without."""
-    drawn = "".join(
-        f"<li><b>{safe(value)}{unit and f' <small>{safe(unit)}</small>'}</b><span>{safe(what)}</span></li>"
-        for value, unit, what in cards
-    )
+def card_list(cards: Iterable[tuple[str, str]]) -> str:
+    """A page's figures that matter most: (value, perhaps with a unit, and what it is); nothing without."""
+    drawn = ""
+    for text, what in cards:
+        value, _, unit = text.partition(" ")
+        unit = unit and f" <small>{safe(unit)}</small>"
+        drawn += f"<li><b>{safe(value)}{unit}</b><span>{safe(what)}</span></li>"
     return f'<ul class="cards">{drawn}</ul>' if drawn else ""
 
 

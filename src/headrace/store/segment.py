@@ -26,7 +26,7 @@ from headrace.errors import (
     VolumeTimeout,
 )
 from headrace.io.objects.location import is_url
-from headrace.store.directory import write_directory
+from headrace.store.directory import DirectoryColumns, write_directory
 from headrace.store.format import PAGE_BYTES, VolumeHeader, check_volume_header, corrupt
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.store.directory import DirectoryColumns
     from headrace.store.manifest import Segment, VolumeEntry
     from headrace.store.opening import RemoteEngine
 
@@ -319,9 +318,27 @@ def memory_file() -> Iterator[int]:
 
 
 def catalog_of_files(
-    columns: DirectoryColumns, paths: Iterable[str], label: str
-) -> _native.Catalog:
-    """A catalog of samples in files, whose directory is in memory."""
+    paths: Iterable[str], volume: NDArray[Any], offset: NDArray[Any], length: NDArray[Any], label: str,
+    *, first: NDArray[np.int64] | None = None,
+) -> _native.Catalog:  # fmt: skip
+    """A catalog of samples in files, whose directory is in memory.
+
+    Each extent has the number of its file (`volume`), its offset there and its length; `first`, of shape
+    (samples + 1,), says where each sample's extents begin: not given, each has one.
+    """
+    firsts = np.arange(len(offset) + 1) if first is None else first
+    samples = len(firsts) - 1
+    parts = np.arange(int(firsts[-1])) - np.repeat(firsts[:-1], np.diff(firsts))
+    most = int(parts.max(initial=0)) + 1
+    names = np.char.mod("%010d", np.arange(samples)).astype("S10")
+    columns = DirectoryColumns(
+        names=names.view(np.uint8).reshape(-1),
+        name_offsets=np.arange(samples + 1, dtype=np.uint64) * 10,
+        volume=volume.astype(np.uint32), offset=offset.astype(np.uint64), length=length.astype(np.uint64),
+        first_extent=None if most == 1 else firsts.astype(np.uint64),
+        part=None if most == 1 else parts.astype(np.uint32),
+        part_names=tuple(b"%d" % i for i in range(most)) if most > 1 else (b"",),
+    )  # fmt: skip
     with memory_file() as fd:
         write_directory(columns, fd)
         directory = _native.Directory.from_fd(fd, label)

@@ -38,11 +38,9 @@ from headrace.io.batch_reader import BatchReader
 from headrace.io.objects.faults import Failure
 from headrace.io.simulation import simulation_of
 from headrace.machine.host import available_memory
-from headrace.store.directory import DirectoryColumns
 from headrace.store.segment import catalog_of_files
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from concurrent.futures import Future
 
     from numpy.typing import NDArray
@@ -328,34 +326,6 @@ class _ObjectsEngine(_NativeEngine):
         self._folder.close()
 
 
-def extents_reader(
-    paths: Sequence[str], volume: NDArray[Any], offset: NDArray[Any], length: NDArray[Any], *,
-    options: ReaderOptions, first: NDArray[np.int64] | None = None,
-) -> tuple[BatchReader, _native.Catalog]:  # fmt: skip
-    """A reader of samples by number, over a sample directory in memory.
-
-    Each extent has the number of its file (`volume`), its offset there and its length; `first`, of shape
-    (samples + 1,), says where each sample's extents begin: not given, each has one.
-    """
-    firsts = np.arange(len(offset) + 1) if first is None else first
-    samples, extents = len(firsts) - 1, int(firsts[-1])
-    parts = np.arange(extents) - np.repeat(firsts[:-1], np.diff(firsts))
-    most = int(parts.max(initial=0)) + 1
-    names = np.char.mod("%010d", np.arange(samples)).astype("S10")
-    columns = DirectoryColumns(
-        names=names.view(np.uint8).reshape(-1),
-        name_offsets=np.arange(samples + 1, dtype=np.uint64) * 10,
-        volume=volume.astype(np.uint32),
-        offset=offset.astype(np.uint64),
-        length=length.astype(np.uint64),
-        first_extent=None if most == 1 else firsts.astype(np.uint64),
-        part=None if most == 1 else parts.astype(np.uint32),
-        part_names=tuple(b"%d" % i for i in range(most)) if most > 1 else (b"",),
-    )
-    catalog = catalog_of_files(columns, paths, "the extents of a benchmark's samples")
-    return BatchReader(catalog, range(len(catalog.part_names)), options), catalog
-
-
 class _ExtentsEngine(_NativeEngine):
     """Samples by their extents."""
 
@@ -387,11 +357,12 @@ class _ExtentsEngine(_NativeEngine):
         offset, length = (
             np.concatenate([getattr(e, n) for e in each]) for n in ("offset", "length")
         )
-        reader, catalog = extents_reader(
+        catalog = catalog_of_files(
             paths, np.repeat(np.arange(len(each)), [len(e.offset) for e in each]), offset, length,
-            options=self._options,
+            "the extents of a benchmark's samples",
             first=np.cumsum(np.concatenate([[0], *(np.diff(e.first) for e in each)])),
         )  # fmt: skip
+        reader = BatchReader(catalog, range(len(catalog.part_names)), self._options)
         return reader, catalog, np.concatenate(groups)
 
     def submit(

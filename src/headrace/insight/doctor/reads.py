@@ -27,7 +27,6 @@ from headrace.insight.doctor.findings import Cpu, OpenRates, PlainReads, Point
 from headrace.insight.doctor.samples import Piece
 from headrace.io.batch_reader import BatchReader, PendingBatch
 from headrace.plane.stage import latency_percentile_s
-from headrace.store.directory import columns_of
 from headrace.store.residency import resident_bytes
 from headrace.store.segment import catalog_of_files
 
@@ -377,14 +376,10 @@ class PieceReads(StoreReads):
 
 def _catalog_of(pieces: Sequence[Piece]) -> _native.Catalog:
     numbers = {path: i for i, path in enumerate(dict.fromkeys(p.path for p in pieces))}
-    columns = columns_of(
-        [b"%010d" % i for i in range(len(pieces))],
-        np.array([numbers[p.path] for p in pieces], np.uint32),
-        np.array([p.offset for p in pieces], np.uint64),
-        np.array([p.length for p in pieces], np.uint64),
-    )
+    each = [(numbers[p.path], p.offset, p.length) for p in pieces]
+    file, offset, length = np.array(each, np.int64).reshape(-1, 3).T
     try:
-        return catalog_of_files(columns, numbers, "what the doctor reads")
+        return catalog_of_files(numbers, file, offset, length, "what the doctor reads")
     except OSError as e:
         what = f"{e.filename} cannot be looked at: {e.strerror}."
         raise VolumeError(what, path=e.filename) from e

@@ -315,17 +315,17 @@ def doctor_page(diagnosis: Diagnosis) -> str:
 
 def _cards(diagnosis: Diagnosis, data: DataSet | None) -> str:
     unit = unit_of(diagnosis.findings)
-    cards: list[tuple[str, str, str]] = []
+    cards: list[tuple[str, str]] = []
     if data is not None:
         many = f"{'' if data.exact else '~'}{count_text(data.samples)}"
         counted_in = "blocks" if data.blocks else "samples" if data.in_place else "rows"
-        cards += [(many, "", counted_in), (bytes_text(data.nbytes), "", "in all")]
+        cards += [(many, counted_in), (bytes_text(data.nbytes), "in all")]
     for each in diagnosis.expected:
         if not each.when:
             what = f"{unit} expected now, with {_LOADERS[each.loader][0]}"
-            cards.append((f"{rough_text(each.per_s)}/s", "", what))
+            cards.append((f"{rough_text(each.per_s)}/s", what))
     if (wanted := diagnosis.wanted_per_s) is not None:
-        cards.append((f"{rough_text(wanted)}/s", "", f"{unit} that your model asks for"))
+        cards.append((f"{rough_text(wanted)}/s", f"{unit} that your model asks for"))
     return card_list(cards)
 
 

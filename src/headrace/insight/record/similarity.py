@@ -240,7 +240,7 @@ def similarity_page(similarity: Similarity, names: tuple[str, str]) -> str:
     title = f"{names[0]} and its emulation {names[1]}"
     return document(title, [
         f"<h1>{safe(title)}</h1>",
-        card_list([(f"{similarity.whole:.3f}", "", "similarity: 1 is the same, 0 nothing in common")]),
+        card_list([(f"{similarity.whole:.3f}", "similarity: 1 is the same, 0 nothing in common")]),
         f"<pre>{safe(chr(10).join(lines_of(similarity)))}</pre>",
         f"<p>{_FORMULA}</p>",
         *(f"<figure><figcaption>{safe(name)}</figcaption>{svg}</figure>"

@@ -382,29 +382,24 @@ def _unit(run: TraceFigures) -> str:
     return unit_of(run.main.about.order if run.main else {})
 
 
-def cards(run: TraceFigures) -> list[tuple[str, str, str]]:
-    """The figures that matter most: (value, unit, what it is)."""
+def cards(run: TraceFigures) -> list[tuple[str, str]]:
+    """The figures that matter most: (value with its unit, what it is)."""
     if run.main is None:
         return []
     seconds = run.seconds or 1e-9
     samples, nbytes = run.of("samples"), sum(tiers_of(run.total).values())
     parts = [
-        (f"{100 * stall_of(run.total):.1f}", "%", "of the ranks' time waited for data"),
-        (*_value(axis_text(samples / seconds)), f"{_unit(run)}/s, all ranks"),
+        (f"{100 * stall_of(run.total):.1f} %", "of the ranks' time waited for data"),
+        (axis_text(samples / seconds), f"{_unit(run)}/s, all ranks"),
     ]
     if nbytes > 0:
-        parts.append((*_value(f"{bytes_text(nbytes / seconds)}/s"), "delivered, all ranks"))
+        parts.append((f"{bytes_text(nbytes / seconds)}/s", "delivered, all ranks"))
     parts += [
-        (*_value(duration_text(run.of("waited_s"))), "waited, all ranks added up"),
-        (f"{run.of('steps'):,.0f}", "", "steps, all ranks"),
-        (str(len(run.main.epochs())), "", "epochs begun"),
+        (duration_text(run.of("waited_s")), "waited, all ranks added up"),
+        (f"{run.of('steps'):,.0f}", "steps, all ranks"),
+        (str(len(run.main.epochs())), "epochs begun"),
     ]
     return parts
-
-
-def _value(text: str) -> tuple[str, str]:
-    number, _, unit = text.partition(" ")
-    return number, unit
 
 
 def _verdict(run: TraceFigures) -> Iterator[str]:
@@ -495,7 +490,7 @@ def report_lines(run: TraceFigures) -> Iterator[str]:
 
 def _blocks(run: TraceFigures) -> Iterator[Iterable[str]]:
     assert run.main is not None
-    yield (f"  {value + (unit and ' ' + unit):<14} {what}" for value, unit, what in cards(run))
+    yield (f"  {value:<14} {what}" for value, what in cards(run))
     waited_s, verdict = run.of("waited_s"), run.verdict
     if waited_s > 0:
         share = {
