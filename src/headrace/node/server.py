@@ -33,7 +33,7 @@ from headrace.node.datasets import OpenDatasets
 from headrace.node.files.service import FileService
 from headrace.node.jobs import ClientJob, JobTally
 from headrace.node.rate_limits import LeaseAgent, RateLimits
-from headrace.node.session import WINDOW_MIN, Session, WindowBudget
+from headrace.node.session import ALL_SHARE, WINDOW_MIN, Session, WindowBudget
 from headrace.node.wire import WireError
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class Server:
 
     def __init__(self, claim: Claim, options: NodeOptions) -> None:
         self.options = options
-        self.budget = WindowBudget.within(available_memory())
+        self.budget = WindowBudget(max(WINDOW_MIN, available_memory() // ALL_SHARE))
         self.window_bytes = self.budget.window(options.window_bytes)
         self.job_window_bytes = self.budget.window(options.job_window_bytes)
         self._folder = claim.folder

@@ -64,11 +64,6 @@ class WindowBudget:
     held_bytes: int = 0
     starved: bool = False  # somebody waits for what clients of other jobs hold
 
-    @classmethod
-    def within(cls, available_bytes: int) -> WindowBudget:
-        """A part of the memory that is available when the daemon starts."""
-        return cls(max(WINDOW_MIN, available_bytes // ALL_SHARE))
-
     def window(self, given_bytes: int) -> int:
         """A client's or a job's window: as given, but no more than half of all."""
         return max(WINDOW_MIN, min(given_bytes, self.bytes_max // 2))
