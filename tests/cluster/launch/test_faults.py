@@ -8,11 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from cluster.launch.launching import HEADRACE, TRAINER, Launch
 from headrace.cluster.launch.conductor import clock_remarks
+from headrace.cluster.launch.folders import sweep
 from headrace.cluster.notation import seconds as duration_s
 from tests_shared import ROOT, blocks, until
 
@@ -124,6 +126,18 @@ def test_a_node_whose_clock_is_wrong_is_named_and_takes_part(launch, tmp_path):
     assert code == 0, err
     assert "node n1: its clock is 3600 s ahead" in err
     assert "node n0: its clock" not in err
+
+
+def test_a_clock_that_is_hours_ahead_removes_no_folder_that_is_being_made(tmp_path, monkeypatch):
+    made = tmp_path / f"headrace-launch-{os.geteuid()}" / ".new-7-0"
+    made.mkdir(parents=True, mode=0o700)
+    now_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: now_s + 5 * 3600)
+    assert sweep(tmp_path) == []
+    assert made.is_dir()
+    monkeypatch.setattr(time, "time", lambda: now_s + 49 * 3600)
+    assert len(sweep(tmp_path)) == 1
+    assert not made.exists()
 
 
 def test_only_clocks_that_are_wrong_are_named():

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 # -- on a node's local disk ----------------------------------------------------------------------------
 
-_NEW_S = 3600.0
+_NEW_S = 86400.0
+"""A folder so old, by a clock that may be hours ahead, is not about to be locked."""
 _GRACE_S = 2.0
 
 
