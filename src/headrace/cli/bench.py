@@ -34,10 +34,10 @@ _Words = Annotated[list[str] | None, Argument(help="workload=NAME and overrides.
 
 def report(
     folder: _Folder,
-    page: str | None = Argument(None, metavar="FILE", help="With --html: the page, as with -o."),
     *,
-    html: bool = Option(False, "--html", help="One HTML file; without it, the figures as text."),
-    out: str | None = Option(None, "-o", "--out", metavar="FILE", help="Else DIR/report.html."),
+    html: str | None = Option(
+        None, "--html", metavar="FILE", help="Write one HTML file that works offline."
+    ),
     output: QuietOutput,
 ) -> int:
     """Show a run: as a page that works offline (--html), as text, or as JSON."""
@@ -46,20 +46,14 @@ def report(
     from headrace.bench.results import load_runs, rank_blocks
     from headrace.bench.summary import NOT_MLPERF
 
-    if page is not None and (out is not None or Path(page).is_dir()):
-        raise typer.BadParameter("give the run's folder and one page: DIR --html FILE")
-    if not html and (out := out or page) is not None:
-        raise typer.BadParameter(f"{out} would be the page: give --html, too")
     runs = load_runs(folder)
     measures = {m: value for m in MEASURES if (value := measured(runs, m)) is not None}
-    path = None
-    if html:
-        path = out or page or str(Path(folder, "report.html"))
-        _write(path, report_page(runs, rank_blocks(runs[-1])))
-        output.remark(f"wrote {path}")
+    if html is not None:
+        _write(html, report_page(runs, rank_blocks(runs[-1])))
+        output.remark(f"wrote {html}")
     lines = [f"{m.title:<34} {with_confidence(v, m.unit)}" for m, v in measures.items()]
     output.result({
-        "folder": folder, "runs": [run.folder for run in runs], "html": path,
+        "folder": folder, "runs": [run.folder for run in runs], "html": html,
         "measures": {m.name: {**value.document(), "unit": m.unit} for m, value in measures.items()},
         "not_mlperf": NOT_MLPERF,
     }, *([] if html else [*lines, NOT_MLPERF]))  # fmt: skip
