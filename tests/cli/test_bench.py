@@ -114,7 +114,9 @@ def test_report_compare_and_trace(bench, two_runs, tmp_path):
     assert ended.document["html"] == "page.html"
     assert ended.document["measures"]["accelerators"]["mean"] == 2
     assert "This is not an MLPerf result." in (tmp_path / "page.html").read_text()
-    assert bench("report", "two", "--html", "same.html").code == 0
+    (tmp_path / "link.html").symlink_to("same.html")
+    assert bench("report", "two", "--html", "link.html").code == 0
+    assert (tmp_path / "link.html").is_symlink()
     assert (tmp_path / "same.html").read_bytes() == (tmp_path / "page.html").read_bytes()
     ended = bench("compare", "two", "one", "--fail-if", "accelerators < -10%")
     assert ended.code == 1

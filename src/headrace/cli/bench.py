@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from headrace.base.files import replace_file
 from headrace.base.text import aligned, binary_text, bytes_of, counted, rate_text
 from headrace.cli import exit_codes
 from headrace.cli.options import CommandGroup, FullOutput, JsonOutput, QuietOutput
@@ -48,9 +47,7 @@ def report(
 
     runs = load_runs(folder)
     measures = {m: value for m in MEASURES if (value := measured(runs, m)) is not None}
-    if html is not None:
-        _write(html, report_page(runs, rank_blocks(runs[-1])))
-        output.remark(f"wrote {html}")
+    output.write(html, lambda: report_page(runs, rank_blocks(runs[-1])))
     lines = [f"{m.title:<34} {with_confidence(v, m.unit)}" for m, v in measures.items()]
     output.result({
         "folder": folder, "runs": [run.folder for run in runs], "html": html,
@@ -80,9 +77,7 @@ def trace(
             f"{folder} has no steps: its files {{rank}}_output.json are missing or empty.",
             path=folder,
         )
-    _write(out, trace_text(events, lines=out.endswith(".pfw")))
-    if not output.as_json:
-        output.remark(f"wrote {len(events)} events to {out}")
+    output.write(out, lambda: trace_text(events, lines=out.endswith(".pfw")))
     output.result({"out": out, "events": len(events)})
     return exit_codes.OK
 
@@ -130,9 +125,7 @@ def compare(
         f"{name}: {folder}" + (f", {repeats} runs" if repeats > 1 else "")
         for name, folder, repeats in zip("AB", (a, b), map(len, runs), strict=True)
     ]
-    if html is not None:
-        _write(html, comparison_page(comparison, names))
-        output.remark(f"wrote {html}")
+    output.write(html, lambda: comparison_page(comparison, names))
     output.result({
         "a": a, "b": b, "rows": [row.document() for row in comparison.rows],
         "differences": [
@@ -166,12 +159,8 @@ def _compare_recorded(
             raise typer.BadParameter(f"{name} is no recorded job: it has no dataset.requests")
         sides.append(like.behaviour_of(read_recorded(Path(requests))))
     similarity = like.similarity_of(sides[0], sides[1])
-    if html is not None:
-        _write(html, like.similarity_page(similarity, names))
-        output.remark(f"wrote {html}")
-    if svg is not None:
-        _write(svg, like.similarity_image(similarity, Path(names[0]).stem))
-        output.remark(f"wrote {svg}")
+    output.write(html, lambda: like.similarity_page(similarity, names))
+    output.write(svg, lambda: like.similarity_image(similarity, Path(names[0]).stem))
     verdicts = judge({name: (value, None) for name, value in similarity.values.items()}, conditions)
     failed = any(verdict.holds for verdict in verdicts)
     output.result({
@@ -189,14 +178,6 @@ def _verdict_lines(verdicts: Sequence[ConditionResult]) -> Iterator[str]:
             f"{verdict.value:+z.2%}" if condition.change else f"{verdict.value:g} {unit}".rstrip()
         )
         yield f"{condition.written}{condition.reading}: {held} ({condition.measure.name} {value})"
-
-
-def _write(path: str, text: str) -> None:
-    """Writes a whole file or none."""
-    try:
-        replace_file(path, text.encode(), sync=False)
-    except OSError as e:
-        raise OSError(e.errno, e.strerror, path) from e
 
 
 def storage(

@@ -78,9 +78,7 @@ def doctor(
         examination, batch=batch, step_s=None if step_ms is None else step_ms / 1e3, workers=workers,
         target=data,
     )  # fmt: skip
-    if html is not None:
-        Path(html).write_text(doctor_page(diagnosis), encoding="utf-8")
-        output.remark(f"wrote {html}")
+    output.write(html, lambda: doctor_page(diagnosis))
     if output.as_json:
         output.document(dataclasses.asdict(diagnosis))
     elif html is None:

@@ -78,6 +78,22 @@ class Output:
             for line in lines:
                 self.line(line)
 
+    def write(self, path: str | None, text: Callable[[], str]) -> None:
+        """Write a file that an option asks for, whole or not at all, and say so; nothing without a path."""
+        if path is None:
+            return
+        from headrace.base.files import replace_file
+
+        file, data = Path(path), text().encode()
+        try:
+            if file.is_symlink() or (file.exists() and not file.is_file()):
+                file.write_bytes(data)  # through a link or into a device, never in its place
+            else:
+                replace_file(path, data, sync=False)
+        except OSError as e:
+            raise OSError(e.errno, e.strerror, path) from e
+        self.remark(f"wrote {path}")
+
     def remark(self, text: str) -> None:
         """Something worth knowing beside the result."""
         if not self.quiet:

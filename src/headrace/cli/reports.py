@@ -96,9 +96,7 @@ def report(
     from headrace.insight.report.page import report_document, report_lines, report_page
 
     figures = run_figures(run)
-    if html is not None:
-        Path(html).write_text(report_page(figures), encoding="utf-8")
-        output.remark(f"wrote {html}")
+    output.write(html, lambda: report_page(figures))
     if output.as_json or html is None:
         output.result({**report_document(figures), "html": html}, *report_lines(figures))
     return exit_codes.OK
