@@ -29,9 +29,9 @@ TESTS = Path(__file__).parent
 # With several processes, a long module that begins last is what all wait for: these modules go first, by the
 # time that they take, then these folders.
 LONG = (
-    "recipes/test_torch_recipes.py", "repository/test_documents.py", "cluster/launch/test_endings.py",
-    "job/test_nodes.py", "cluster/test_documents.py", "repository/test_built_pages.py", "soak",
-    "frameworks/test_torch_identical.py", "insight/test_examples.py", "frameworks/test_torch_resume.py",
+    "repository/test_documents.py", "recipes/test_torch_recipes.py", "cluster/launch/test_endings.py",
+    "insight/test_examples.py", "cluster/launch/test_local_job.py", "job/test_nodes.py",
+    "cluster/test_slurm_use.py", "repository/test_built_pages.py", "soak",
     "cluster", "frameworks", "insight", "launchers", "web", "demo", "node", "posix", "control",
 )  # fmt: skip
 
