@@ -246,6 +246,21 @@ def test_a_store_survives_pickling_and_fork(photos, tmp_path):
             assert bytes(store.read(5)) == wanted
 
 
+def test_a_loader_that_asks_for_the_node_daemon_reads_a_staged_store_itself(
+    photos, tmp_path, caplog, monkeypatch
+):
+    with LocalJob(photos, tmp_path) as job, open_job(job.where) as store:
+        job.each("plan", "stage")
+        monkeypatch.setenv("HEADRACE_PLANE", "node")
+        loader = hr.loader(store, 8, seed=1)
+        assert sorted(i for batch in loader for i in batch.indices) == list(range(len(store)))
+        loader.close()
+        with pytest.raises(ValueError, match="no store that is appended to"):
+            hr.loader(store, 8, follow=True)
+    assert "the node daemon cannot serve" in caplog.text
+    assert "it is staged" in caplog.text
+
+
 def test_a_job_of_another_scheduler_id_is_refused(photos, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "41")
     with LocalJob(photos, tmp_path, nodes=1) as job:

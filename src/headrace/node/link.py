@@ -388,13 +388,13 @@ class Attaching:
         self.why = ""
         self.folder = folder
         self.job = job
+        self.ended = threading.Event()
         self._part_names = list(part_names)
         address = address_of(store)
         self._address: StoreAddress | None = None if isinstance(address, str) else address
         self._ready: Link | None = None
         self._lock = threading.Lock()
         self._tried = threading.Event()  # something is known: attached, or not for now
-        self.ended = threading.Event()
         self._thread: threading.Thread | None = None
         if isinstance(address, str):
             self.why = address

@@ -342,7 +342,9 @@ class Decoding:
             try:
                 mask = reason if of_mask else self._replace(native, job, sample, reason)
             except Exception as e:  # noqa: BLE001 - whatever Pillow raises
-                refused.add(sample, f"is no picture that can be decoded: {reason}; Pillow: {e}", e)
+                large = isinstance(e, _TooLargeError)
+                why = f"{e}: raise Images(max_pixels=...)" if large else f"{reason}; Pillow: {e}"
+                refused.add(sample, f"is no picture that can be decoded: {why}", e)
                 continue
             if mask:
                 refused.add(sample, f"has no mask that can be used: {mask}")
@@ -408,6 +410,10 @@ class Decoding:
         return mask
 
 
+class _TooLargeError(ValueError):
+    """A picture has more than `max_pixels`."""
+
+
 def _by_pillow(encoded: bytes, images: Images) -> NDArray[np.uint8]:
     """Decode a picture: uint8, shape (height, width, 3). Raises what Pillow does, or ValueError: too large."""
     from PIL import Image, ImageOps, UnidentifiedImageError  # rare pictures only: it takes a while
@@ -418,7 +424,8 @@ def _by_pillow(encoded: bytes, images: Images) -> NDArray[np.uint8]:
         raise ValueError("no format that it knows") from None
     with opened as picture:
         if picture.width * picture.height > images.max_pixels:
-            raise ValueError(f"{picture.width} x {picture.height} pixels are more than max_pixels")
+            size = f"{picture.width:,} x {picture.height:,} pixels"
+            raise _TooLargeError(f"{size} are more than max_pixels, {images.max_pixels:,}")
         upright = ImageOps.exif_transpose(picture) if images.orient else picture
         if images.background is not None and upright.has_transparency_data:
             behind = Image.new("RGBA", upright.size, (*images.background, 255))

@@ -255,8 +255,12 @@ def address_of(store: Store) -> StoreAddress | str:
     direct = store._direct  # noqa: SLF001 - a store's other half
     if isinstance(direct, bytes):
         return "its directory lies in the memory of this process"
-    if store.objects is not None and store.objects.storage_options:
-        return "its storage_options are not passed on"
+    if store.objects is not None:
+        given = getattr(store.objects, "storage_options", None)
+        if given is None:  # of a staged data set
+            return "it is staged: this process reads it from its job's nodes"
+        if given:
+            return "its storage_options are not passed on"
     path = store.path if is_url(store.path) else os.path.abspath(store.path)
     return StoreAddress(path, len(store.segments), store.fingerprint, direct)
 

@@ -105,7 +105,7 @@ def test_files_that_cannot_be_decoded_are_counted_and_the_first_is_named(photos,
     assert found.decode.samples == 37
     assert found.decode.first_failed == "dogs/empty head.png: begins as no png does"
     notes = [text for name, text in facts_of(diagnose(found)) if name == "note"]
-    tried = "13 of 37 samples that were tried cannot be decoded, the first: dogs/empty head.png: "
+    tried = "13 of 37 samples that were tried were not decoded, the first: dogs/empty head.png: "
     assert any(note.startswith(tried) for note in notes)
 
 

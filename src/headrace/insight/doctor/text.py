@@ -106,7 +106,7 @@ def facts_of(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
             yield "note", f"other programs keep {busy} busy ({waited}): here is what they leave"
     if (decode := findings.decode) is not None and decode.failed:
         tried = f"{decode.failed:,} of {counted(decode.samples, 'sample')} that were tried"
-        yield "note", f"{tried} cannot be decoded, the first: {printable(decode.first_failed)}"
+        yield "note", f"{tried} were not decoded, the first: {printable(decode.first_failed)}"
     for note in dict.fromkeys(findings.notes):
         yield "note", printable(note)
 
