@@ -20,6 +20,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from headrace.store.segment import OpenSegment
     from headrace.store.store import Store
 
 COMPONENT_BYTES_MAX = 255  # of one component of a path: NAME_MAX of Linux's file systems
@@ -55,7 +56,7 @@ class FolderTree:
     """The files and folders that a store's names make."""
 
     def __init__(self, store: Store) -> None:
-        self._segments, self._segment_of = store.segments, store.segment_of
+        self._segments = store.segments
         self._parts = [os.fsencode(p) for p in store.parts]
         self._numbers = {part: i for i, part in enumerate(self._parts)}
         # In each segment, by the store's number of a part: its number there, or -1.
@@ -196,6 +197,9 @@ class FolderTree:
             if here >= 0:
                 return segment.base + here
         return -1
+
+    def _segment_of(self, sample: int) -> OpenSegment:
+        return next(s for s in self._segments if sample < s.base + s.directory.samples)
 
     def _readings(self, path: bytes) -> Iterator[tuple[bytes, int]]:
         """The ways to read a file's path as a sample's name and a part's; the longest name first."""
