@@ -14,6 +14,7 @@ import os
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import numpy as np
 
 from headrace import _native
@@ -74,16 +75,10 @@ class RewrittenImages:
 
 def recorded_images(source: Mapping[str, Any]) -> RewrittenImages | None:
     """What a segment's `source` in `store.json` says; None where it says nothing of the kind."""
-    images = source.get("images")
-    if not isinstance(images, dict) or not isinstance(images.get("recipe"), str):
+    try:
+        return msgspec.convert(source.get("images"), RewrittenImages)
+    except msgspec.ValidationError:
         return None
-    numbers = tuple(images.get(name, 0) for name in ("rewritten", "bytes_before", "bytes_after"))
-    kept = images.get("kept", {})
-    if not isinstance(kept, dict) or not all(
-        type(each) is int and each >= 0 for each in (*numbers, *kept.values())
-    ):
-        return None
-    return RewrittenImages(images["recipe"], numbers[0], numbers[1], numbers[2], dict(kept))
 
 
 @dataclass(frozen=True, slots=True)

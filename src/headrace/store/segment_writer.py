@@ -10,12 +10,12 @@ Where the samples lie is not written down: placement is a pure function of the l
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from headrace.base.checksum import crc32c
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _FRAME = struct.Struct("<4sIQ")
 _MAGIC = b"HRJ2"
+_RECORD = ("<u4", "<u8", "<u4")  # what `PackedSamples` are in a record
 _PIECE_BYTES = 16 << 20
 
 
@@ -59,16 +60,14 @@ class PackedSamples(NamedTuple):
 
     def to_record(self, note: dict[str, Any]) -> bytes:
         """As it stands in the journal, with what is said beside it."""
-        file = io.BytesIO()
-        np.savez(file, note=np.array(json.dumps(note)), **self._asdict())
-        return file.getvalue()
+        columns = [np.asarray(c, kind).tobytes() for c, kind in zip(self, _RECORD, strict=True)]
+        return msgspec.msgpack.encode([*columns, note])
 
     @staticmethod
     def of_record(record: bytes) -> tuple[PackedSamples, dict[str, Any]]:
         """The inverse of `to_record`."""
-        with np.load(io.BytesIO(record)) as columns:
-            samples = PackedSamples(*(columns[name] for name in PackedSamples._fields))
-            return samples, json.loads(str(columns["note"]))
+        *columns, note = msgspec.msgpack.decode(record)
+        return PackedSamples.of(*map(np.frombuffer, columns, _RECORD)), note
 
 
 class Journal:

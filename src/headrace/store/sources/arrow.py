@@ -444,7 +444,7 @@ def open_arrow(paths: list[str], options: SourceOptions, kind: str = "arrow") ->
     first = _Table(paths[0])
     columns = choose_columns(first.schema, options, paths[0])
     labels = LabelReader(columns, paths[0])
-    source = source_entry(kind, paths, options, **columns.entry())
+    source = {**source_entry(kind, paths, options), **columns.entry()}
     try:
         files = [_list_rows(path, columns, labels) for path in paths]
     except NotInPlace as e:

@@ -24,9 +24,8 @@ from headrace.store.sources.scan import (
     Problem,
     Scan,
     SourceOptions,
-    check_problems,
     no_samples,
-    source_entry,
+    raise_problems,
 )
 
 _FOLDERS_PER_TASK = 16
@@ -57,7 +56,8 @@ def scan_folder(
     options = options or SourceOptions()
     root = os.path.abspath(os.fspath(path))
     listing = _list_tree(os.fsencode(root), options)
-    check_problems(root, listing.problems, options)
+    if options.on_error == "raise":
+        raise_problems(root, listing.problems)
     if not listing.files:
         raise no_samples(root, f" that end in {options.extensions}" if options.extensions else "")
     files = sorted(listing.files)
@@ -81,7 +81,7 @@ def scan_folder(
         labels=labels,
         class_names=classes,
     )  # fmt: skip
-    source = source_entry("folder", root, options)
+    source = {"kind": "folder", "path": root, **options.to_json()}
     return Scan(
         columns, (VolumeEntry("tree", root),), source, listing.problems, notes, modes=listing.modes
     )

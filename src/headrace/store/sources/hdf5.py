@@ -64,10 +64,10 @@ def open_hdf5(paths: list[str], options: SourceOptions) -> Scan | Stream:
     with _File(paths[0]) as first:
         data, label = _choose(first, options)
         items = zip(data, first.named(*data), strict=True)
-        shapes = {name: _shape(item) for name, item in items}
+        shapes = {n: {"shape": list(d.shape), "dtype": str(d.dtype)} for n, d in items}
         rest = [n for n in first.datasets() if n not in (*data, label)]
     notes = left_out(rest, "; --column takes others, as parts")
-    source = source_entry("hdf5", paths, options, arrays=shapes)
+    source = {**source_entry("hdf5", paths, options), "arrays": shapes}
     try:
         files = [_list_rows(path, data, label) for path in paths]
     except NotInPlace as e:
@@ -149,10 +149,6 @@ class _File:
         if label is None:
             return None
         return label_array(self.named(data[0], label)[1][:], self.path, label)
-
-
-def _shape(item: Any) -> dict[str, Any]:
-    return {"shape": list(item.shape), "dtype": str(item.dtype)}
 
 
 def _is_label(item: Any) -> bool:
@@ -399,7 +395,9 @@ def open_zarr(path: str, options: SourceOptions) -> Stream:
     names, label = _choose_arrays(path, rows, options)
     count = rows[names[0]].shape[0]
     parts = sorted(names, key=os.fsencode)
-    shapes = {name: _shape(rows[name]) for name in names}
+    shapes = {
+        name: {"shape": list(rows[name].shape), "dtype": str(rows[name].dtype)} for name in names
+    }
 
     def items() -> Iterator[StreamItem]:
         try:
@@ -413,7 +411,8 @@ def open_zarr(path: str, options: SourceOptions) -> Stream:
         except Exception as e:  # whatever its codecs raise over damaged chunks
             raise unsound(path, "Zarr", e) from e
 
-    source = source_entry("zarr", path, options, arrays=shapes)
+    kept = {**options.to_json(), "arrays": shapes}
+    source = {"kind": "zarr", "path": os.path.abspath(path), **kept}
     rest = [name for name in arrays if name not in (*names, label)]
     reason = "Zarr's chunks are compressed"
     return Stream(items, source, reason=reason, count=count, notes=left_out(rest))

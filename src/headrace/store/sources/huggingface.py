@@ -34,10 +34,11 @@ from headrace.store.sources.scan import (
     SourceOptions,
     Stream,
     StreamItem,
-    check_problems,
     file_volume,
     joined_numbers,
+    leave_out,
     no_samples,
+    raise_problems,
     refused,
     row_names,
     unreadable,
@@ -208,7 +209,8 @@ def _scan_values(view: _View, source: dict[str, Any], options: SourceOptions) ->
     ]
     valid = np.logical_and.reduce([p[3] for p in places])
     problems = null_problems(_WHAT, view.parts[0], np.flatnonzero(~valid))
-    check_problems(_WHAT, problems, options)
+    if options.on_error == "raise":
+        raise_problems(_WHAT, problems)
     if not valid.any():
         raise no_samples(_WHAT)
     volumes = tuple(_volume(path) for path in files)
@@ -305,8 +307,8 @@ def _stream(view: _View, source: dict[str, Any], options: SourceOptions, reason:
                 of_row = {name: column[i] for name, column in numbers.items()}
                 yield StreamItem(names[i], tuple(parts), label, of_row)
             else:
-                skipped.extend(null_problems(_WHAT, view.parts[len(parts)], np.array([i])))
-                check_problems(_WHAT, skipped, options)
+                problems = null_problems(_WHAT, view.parts[len(parts)], np.array([i]))
+                leave_out(_WHAT, problems, skipped, options)
 
     return Stream(
         items, source, reason=reason, class_names=lambda: view.labels()[1], skipped=skipped,

@@ -17,7 +17,6 @@ from headrace.store.sources.scan import (
     StreamItem,
     no_samples,
     refused,
-    source_entry,
     unsound,
 )
 
@@ -26,6 +25,10 @@ if TYPE_CHECKING:
 
     from headrace.store.sources.arrow import ArrowColumns
     from headrace.store.sources.scan import StreamedRow
+
+
+def _source(kind: str, path: str, options: SourceOptions, **more: Any) -> dict[str, Any]:
+    return {"kind": kind, "path": os.path.abspath(path), **options.to_json(), **more}
 
 
 # -- LMDB --------------------------------------------------------------------------------------------
@@ -78,7 +81,7 @@ def open_lmdb(path: str, options: SourceOptions) -> Stream:
                     yield StreamItem(key, ((b"", value),))
 
     return Stream(
-        items, source_entry("lmdb", path, options), reason="LMDB's pages may move", count=count
+        items, _source("lmdb", path, options), reason="LMDB's pages may move", count=count
     )
 
 
@@ -106,7 +109,7 @@ def open_lance(path: str, options: SourceOptions) -> Stream:
         except OSError as e:
             raise unsound(path, "Lance", e) from e
 
-    source = source_entry("lance", path, options, version=version, **columns.entry())
+    source = _source("lance", path, options, version=version, **columns.entry())
     return stream_table(
         [path], columns, read, source, options, reason="Lance's pages are encoded", count=count
     )

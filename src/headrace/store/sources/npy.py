@@ -102,7 +102,7 @@ def scan_npy(paths: list[str], options: SourceOptions) -> Scan:
             raise refused(paths[0], what, "Name those that belong together; or --as files.")
     else:
         kind = "npz" if arrays[0].key else "npy"
-        source = source_entry(kind, paths[0], options)
+        source = {"kind": kind, "path": os.path.abspath(paths[0]), **options.to_json()}
     given = _labels_among(arrays)
     # Each array lies in a file of its own, or all in one.
     placed = [(a, i if several else 0) for i, a in enumerate(arrays) if a is not given]

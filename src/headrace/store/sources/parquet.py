@@ -324,7 +324,7 @@ def open_parquet(paths: list[str], options: SourceOptions) -> Scan | Stream:
     with _File(paths[0]) as first:
         columns = choose_columns(first.schema, options, paths[0])
     labels = LabelReader(columns, paths[0])
-    source = source_entry("parquet", paths, options, **columns.entry())
+    source = {**source_entry("parquet", paths, options), **columns.entry()}
     try:
         files = map_files(paths, lambda path: _list_rows(path, columns), options.workers)
     except NotInPlace as e:

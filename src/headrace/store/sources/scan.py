@@ -245,14 +245,9 @@ def unsound(path: str, kind: str, error: object, because: str = "") -> SourceErr
     )  # fmt: skip
 
 
-def source_entry(
-    kind: str, paths: Sequence[str], options: SourceOptions, **more: Any
-) -> dict[str, Any]:
-    """How files, or what lies at one path, are listed again: what stands in the manifest of a source."""
-    where: dict[str, Any] = {"paths": [absolute_path(p) for p in paths]}
-    if isinstance(paths, str):
-        where = {"path": absolute_path(paths)}
-    return {"kind": kind, **where, **options.to_json(), **more}
+def source_entry(kind: str, paths: Sequence[str], options: SourceOptions) -> dict[str, Any]:
+    """How files are listed again: what stands in the manifest of a source."""
+    return {"kind": kind, "paths": [absolute_path(p) for p in paths], **options.to_json()}
 
 
 def because(stream: Stream) -> str:
@@ -279,10 +274,13 @@ def raise_problems(path: str, problems: list[Problem], next_step: str = SKIP_THE
     )
 
 
-def check_problems(path: str, problems: list[Problem], options: SourceOptions) -> None:
-    """Raises SourceError if something cannot be a sample, unless that is to be skipped."""
+def leave_out(
+    path: str, problems: Sequence[Problem], skipped: list[Problem], options: SourceOptions
+) -> None:
+    """Takes note of what cannot be a sample; raises SourceError unless that was to be skipped."""
     if options.on_error == "raise":
-        raise_problems(path, problems)
+        raise_problems(path, list(problems))
+    skipped += problems
 
 
 def no_samples(path: str, detail: str = "") -> SourceError:
@@ -456,7 +454,8 @@ def scan_rows(
         _check_places(file)
     _check_alike(files)
     problems = [p for file in files for p in file.problems]
-    check_problems(paths[0], problems, options)
+    if options.on_error == "raise":
+        raise_problems(paths[0], problems)
     labels = shard_labels(list(paths))
     names: list[bytes] = []
     for label, file in zip(labels, files, strict=True):
@@ -583,8 +582,7 @@ def stream_rows(
             for rows, row in read(path):
                 if row.problem:
                     problem = Problem(path, f"row {row.row}: {row.problem}")
-                    skipped.append(problem)
-                    check_problems(path, skipped, options)
+                    leave_out(path, [problem], skipped, options)
                     continue
                 (name,) = row_names(rows, labels[path], [row.row])
                 yield StreamItem(name, row.parts, row.label, row.columns)

@@ -28,7 +28,6 @@ from headrace.store.sources.scan import (
     check_unchanged,
     no_samples,
     refused,
-    source_entry,
     unreadable,
     unsound,
 )
@@ -475,5 +474,5 @@ def _open_prefix(
         VolumeEntry("object", each.url, each.size, each.modified_ns, etag=each.etag)
         for each in remotes
     )
-    source = source_entry("objects", url, options)
+    source = {"kind": "objects", "path": url, **options.to_json()}
     return Scan(columns, volumes, source, notes=notes, objects=engine)

@@ -28,8 +28,8 @@ from headrace.store.sources.scan import (
     SourceOptions,
     Stream,
     StreamItem,
-    check_problems,
     no_samples,
+    raise_problems,
     refused,
     shard_labels,
     source_entry,
@@ -98,7 +98,8 @@ def scan_tar(paths: list[str], options: SourceOptions) -> Scan:
     prefix = _prefixes(paths, options)
     shards = map_files(paths, lambda p: _scan_shard(p, prefix[p], problems), options.workers)
     problems.sort(key=lambda p: (p.path, p.offset_bytes or 0))
-    check_problems(paths[0], problems, options)
+    if options.on_error == "raise":
+        raise_problems(paths[0], problems)
     shards = [s for s in shards if s.names]
     if not shards:
         raise no_samples(paths[0])
@@ -312,11 +313,13 @@ def _stream_members(
 ) -> Iterator[tuple[bytes, bytes]]:
     with opened(path) as f:
         for member in _members(path, f, "r|", skipped, _content):
-            check_problems(path, skipped, options)
+            if options.on_error == "raise":
+                raise_problems(path, skipped)
             yield member
         while f.read(_STREAM_STEP):
             pass  # behind the tar's end stands the checksum of all
-    check_problems(path, skipped, options)
+    if options.on_error == "raise":
+        raise_problems(path, skipped)
 
 
 def _content(tar: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:

@@ -33,9 +33,10 @@ from headrace.store.sources.scan import (
     Stream,
     StreamedRow,
     StreamItem,
-    check_problems,
+    leave_out,
     listed,
     no_samples,
+    raise_problems,
     refused,
     scan_rows,
     source_entry,
@@ -274,7 +275,7 @@ def open_manifest(paths: list[str], options: SourceOptions) -> Scan:
     path = paths[0]
     names, lines, labels, left = _read_manifest(path, options)
     root = os.path.dirname(os.path.abspath(path))
-    source = source_entry("manifest", path, options)
+    source = {"kind": "manifest", "path": os.path.abspath(path), **options.to_json()}
     files = [os.path.join(root, name) for name in names]
     scan = scan_listed(path, files, labels, source, options, lines=lines)
     if left:
@@ -425,7 +426,8 @@ def scan_listed(
             problems.append(Problem(path, f"{row(i)} cannot be read: {e.strerror}"))
         except ValueError as e:  # a NUL in its name
             problems.append(Problem(repr(path), f"{row(i)} names no file: {e}"))
-    check_problems(where, problems, options)
+    if options.on_error == "raise":
+        raise_problems(where, problems)
     if not kept:
         raise no_samples(where)
     names = [os.fsencode(os.path.relpath(paths[i], root)) for i in kept]
@@ -485,8 +487,7 @@ def open_coco(paths: list[str], options: SourceOptions) -> Stream:
                 with open(file, "rb") as f:
                     data = f.read()
             except (OSError, ValueError) as e:
-                skipped.append(Problem(file, f"cannot be read: {e}"))
-                check_problems(path, skipped, options)
+                leave_out(path, [Problem(file, f"cannot be read: {e}")], skipped, options)
                 continue
             listed_here = of_image[image["id"]]
             labels = {number.get(_id(a, "category_id"), -1) for a in listed_here}
