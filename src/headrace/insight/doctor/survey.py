@@ -48,7 +48,7 @@ from headrace.store.opening import store_of_scan
 from headrace.store.sources.contents import (
     SHARD_KINDS,
     FolderKind,
-    Shards,
+    LibraryFolder,
     check_splits,
     format_of,
     is_companion,
@@ -479,7 +479,9 @@ def _no_files(path: str, seen: Walk, extensions: Sequence[str]) -> SourceError:
     return _refused(path, f": {what}", "Give the folder with the samples: headrace doctor FOLDER.")
 
 
-def _library(library: Shards, path: str, seconds: float, stop: _Stop) -> tuple[DataSet, SamplePool]:
+def _library(
+    library: LibraryFolder, path: str, seconds: float, stop: _Stop
+) -> tuple[DataSet, SamplePool]:
     if library.kind == "folder":
         return _folder(library.paths[0], seconds, stop)
     paths, kind = library.paths, library.kind

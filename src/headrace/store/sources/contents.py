@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -242,13 +243,13 @@ def check_splits(path: str, verdict: FolderKind, names: Iterable[bytes]) -> None
 # -- what libraries put beside their data ------------------------------------------------------------
 
 
-class Shards(NamedTuple):
-    """Files with many samples each that a folder holds, or a data set that a library wrote as a folder."""
+@dataclass(frozen=True, slots=True)
+class LibraryFolder:
+    """A data set that a library wrote as a folder."""
 
     kind: str
-    """One of `SHARD_KINDS`, `zarr`, `lmdb`, `lance`, `litdata`, `megatron`; `folder`: another one has it."""
-    paths: list[str]  # the files, or the folder itself
-    notes: Sequence[str] = ()  # what was left out
+    """`zarr`, `lmdb`, `lance`, `mds`, `litdata`, `arrow`, `megatron`; `folder`: another one has it."""
+    paths: list[str]  # its shards, or the folder itself
 
 
 _JSON_BYTES_MAX: Final = 256 << 20
@@ -266,7 +267,7 @@ _REFUSED: Final = {
 """A file or folder that tells, what it tells, and the way to read it."""
 
 
-def library_folder(path: str) -> Shards | None:
+def library_folder(path: str) -> LibraryFolder | None:
     """What a library wrote, by the files that it puts beside its data; None: a folder of files.
 
     Raises SourceError if it cannot be read here; names it, and says what can be done.
@@ -280,13 +281,13 @@ def library_folder(path: str) -> Shards | None:
             raise refused(path, f"is {what}, which is not read here.", how)
     for kind, names in _LIBRARIES:
         if has(*names):
-            return Shards(kind, [path])
+            return LibraryFolder(kind, [path])
     if has("snapshots", "refs"):
         return _hub_snapshot(path)
     if has("dataset_dict.json"):
         raise _many_splits(path)
     if has("state.json", "dataset_info.json"):
-        return Shards("arrow", _saved_files(path))
+        return LibraryFolder("arrow", _saved_files(path))
     return _by_index(path) if has("index.json") else _tokens(path)
 
 
@@ -343,7 +344,7 @@ def _saved_files(path: str) -> list[str]:
     return _named_files(path, where, names)
 
 
-def _hub_snapshot(path: str) -> Shards:
+def _hub_snapshot(path: str) -> LibraryFolder:
     """A repository in the hub's cache: what its snapshot holds is a folder of its own."""
     snapshots = os.path.join(path, "snapshots")
     names = sorted(os.listdir(snapshots))
@@ -357,10 +358,10 @@ def _hub_snapshot(path: str) -> Shards:
             path, f"is a cache of the Hugging Face hub with {len(names)} snapshots.",
             f"Name one: {os.path.join(snapshots, (names or ['REVISION'])[0])}",
         )  # fmt: skip
-    return Shards("folder", [os.path.join(snapshots, main)])
+    return LibraryFolder("folder", [os.path.join(snapshots, main)])
 
 
-def _by_index(path: str) -> Shards | None:
+def _by_index(path: str) -> LibraryFolder | None:
     """MDS and LitData both call their description so, and so may a folder of other files."""
     try:
         index = read_json(os.path.join(path, "index.json"))
@@ -372,15 +373,15 @@ def _by_index(path: str) -> Shards | None:
     ):
         from headrace.store.sources.mds import list_mds_folder
 
-        return Shards("mds", list_mds_folder(path))
+        return LibraryFolder("mds", list_mds_folder(path))
     if isinstance(chunks, list) and isinstance(index.get("config"), dict):
         from headrace.store.sources.mds import list_litdata_folder
 
-        return Shards("litdata", list_litdata_folder(path))
+        return LibraryFolder("litdata", list_litdata_folder(path))
     return None
 
 
-def _tokens(path: str) -> Shards | None:
+def _tokens(path: str) -> LibraryFolder | None:
     """Token files say nothing of themselves but by their names, or by an index beside them."""
     from headrace.store.sources.tokens import index_of_bin
 
@@ -409,4 +410,4 @@ def _tokens(path: str) -> Shards | None:
             "files (in Python format='files').",
         )  # fmt: skip
     check_splits(path, FolderKind("megatron"), map(os.fsencode, pairs))
-    return Shards("megatron", [os.path.join(path, name) for name in pairs])
+    return LibraryFolder("megatron", [os.path.join(path, name) for name in pairs])

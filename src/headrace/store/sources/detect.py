@@ -167,15 +167,17 @@ def _open_folder(path: str, options: SourceOptions) -> Scan | Stream:
         what = f"{path} is a headrace store, expected {_SUPPORTED}."
         raise SourceError(what, path=path, next_step="Open it, or copy its folder.")
     library = library_folder(path) if options.format is None and not options.extensions else None
-    found = library or scan_folder(path, options)
-    if isinstance(found, Scan):
-        _refuse_columns("a folder of files", options)
-        return found
-    if found.kind == "folder":
-        return _open_folder(found.paths[0], options)
-    opened = _open_kind(found.kind, found.paths, options)
-    opened.notes.extend(found.notes)
-    return opened
+    if library is None:
+        scan = scan_folder(path, options)
+        if isinstance(scan, Scan):
+            _refuse_columns("a folder of files", options)
+            return scan
+        opened = _open_kind(scan.kind, scan.paths, options)
+        opened.notes.extend(scan.notes)
+        return opened
+    if library.kind == "folder":
+        return _open_folder(library.paths[0], options)
+    return _open_kind(library.kind, library.paths, options)
 
 
 def _open_files(paths: list[str], options: SourceOptions) -> Scan | Stream:

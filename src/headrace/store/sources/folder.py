@@ -14,12 +14,13 @@ import os
 import stat
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from headrace.store.directory import columns_of
 from headrace.store.manifest import VolumeEntry
-from headrace.store.sources.contents import Shards, labels_of, sort_files
+from headrace.store.sources.contents import labels_of, sort_files
 from headrace.store.sources.scan import (
     Problem,
     Scan,
@@ -34,6 +35,14 @@ _FOLDERS_PER_TASK = 16
 _FEW = 64  # so many files of arrays may be a data set's rows; more are samples
 
 Ancestors = tuple[tuple[int, int], ...]
+
+
+class Shards(NamedTuple):
+    """Files with many samples each that a folder holds, by path, and what was left out."""
+
+    kind: str
+    paths: list[str]
+    notes: list[str]
 
 
 @dataclass(slots=True)
