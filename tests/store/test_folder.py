@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -32,15 +31,6 @@ def test_sub_folders_are_classes(folder):
     assert scan.columns.class_names == (b"class0", b"class1", b"class2")
     assert scan.columns.labels.tolist() == [0] * 20 + [1] * 20 + [2] * 20
     assert scan.columns.length.tolist() == [len(want[n]) for n in sorted(want)]
-
-
-@pytest.mark.parametrize("act", [pack, index])
-def test_a_folder_whose_path_is_no_text_is_packed(tmp_path, act):
-    root = Path(os.fsdecode(os.fsencode(tmp_path) + b"/photos\xff"))
-    want = make_folder(root, files=3)
-    act(root, tmp_path / "out.hr")
-    with open_store(tmp_path / "out.hr") as store:
-        assert contents(store) == want
 
 
 def test_a_file_at_the_top_means_no_labels(folder):

@@ -454,10 +454,10 @@ class JobVolumes(Volumes):
     def __init__(
         self, session: str, number: int, entry: Segment, engine: JobEngine, local: int | None = None
     ) -> None:
-        self._local = local
         super().__init__("", entry)
         self.paths = [volume_name(session, number)]
         self.engine = engine
+        self._local = local
 
     @property
     def local(self) -> bool:

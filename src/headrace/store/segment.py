@@ -45,8 +45,6 @@ def what_failed(failure: Mapping[str, Any]) -> tuple[str, str, str]:
         return kind, f"{failure['crc_found']:08x}", f"{failure['crc_expected']:08x}"
     if kind == "changed":
         return kind, "no file or another size or modification time", "the indexed file"
-    if kind == "system":
-        return kind, os.strerror(int(failure["errno"])), "a read without an error"
     return kind, "an incomplete read", f"{failure['length']} bytes"
 
 

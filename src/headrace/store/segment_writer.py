@@ -10,7 +10,6 @@ Where the samples lie is not written down: placement is a pure function of the l
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -86,7 +85,9 @@ class Journal:
             os.close(self._fd)
             raise
         # What the first record says; the samples that are packed for sure; and what the newest says of them.
-        self.identity: dict[str, Any] | None = json.loads(records[0]) if records else None
+        self.identity: dict[str, Any] | None = (
+            msgspec.msgpack.decode(records[0]) if records else None
+        )
         packed = [PackedSamples.of_record(record) for record in records[1:]]
         self.done = PackedSamples.join([samples for samples, _ in packed])
         self.note = packed[-1][1] if packed else {}
@@ -98,7 +99,7 @@ class Journal:
         self.identity = identity
         self.done = PackedSamples.join([])
         self.note = {}
-        self._append(json.dumps(identity).encode())
+        self._append(msgspec.msgpack.encode(identity))
 
     def append(self, samples: PackedSamples, note: dict[str, Any]) -> None:
         """Vouches for more samples, durably. Their bytes must be durable already."""
