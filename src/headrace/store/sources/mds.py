@@ -208,8 +208,8 @@ def _parse_config(path: str, text: bytes, at: int) -> list[_Column]:
     return columns
 
 
-_Heads = dict[str, list[tuple[str, int] | None]]
-"""Of columns of arrays, what `_array_head` says of each sample's."""
+_Heads = dict[str, "NDArray[np.uint8]"]
+"""Of columns of arrays: the first bytes of each sample's, (n, 10)."""
 
 _HEAD_BYTES: Final = 10
 """The longest header of an array of one dimension: type, dimensions, and its length in 8 bytes."""
@@ -241,12 +241,11 @@ def _list_rows(
         names = [c.name for c in columns]
         wanted = None if label is None else columns[names.index(label)]
         arrays = [
-            (k, c.name, _array_of(c.encoding)[0]) for k, c in enumerate(columns)
-            if c.name in data and c.encoding.startswith("ndarray")
-        ]  # fmt: skip
-        heads: _Heads = {name: [] for _, name, _ in arrays}
+            k for k, c in enumerate(columns) if c.name in data and c.encoding.startswith("ndarray")
+        ]
         numbers: list[int] = []
         n = len(offsets) - 1
+        heads = np.zeros((len(arrays), n, _HEAD_BYTES), np.uint8)
         places = np.zeros(
             (n, len(columns) + 1), np.uint64
         )  # where columns begin, and the last ends
@@ -255,16 +254,16 @@ def _list_rows(
             if wanted is not None:
                 k = names.index(wanted.name)
                 numbers.append(_label(window, wanted, ends[k], ends[k + 1]))
-            for k, name, dtype in arrays:
-                size = ends[k + 1] - ends[k]
-                head = window.read(ends[k], min(_HEAD_BYTES, size))
-                heads[name].append(_array_head(head, size, dtype))
+            for which, k in enumerate(arrays):
+                head = window.read(ends[k], min(_HEAD_BYTES, ends[k + 1] - ends[k]))
+                heads[which, i, : len(head)] = np.frombuffer(head, np.uint8)
         parts = {}
         for name in data:
             k = names.index(name)
             parts[os.fsencode(name)] = places[:, k].copy(), places[:, k + 1] - places[:, k]
         labels = None if label is None else label_array(np.array(numbers, object), path, label)
-        return Rows(window.volume(), n, parts, labels), heads
+        rows = Rows(window.volume(), n, parts, labels)
+        return rows, {names[k]: heads[which] for which, k in enumerate(arrays)}
 
 
 def _column_ends(
@@ -305,20 +304,6 @@ def _array_of(encoding: str) -> tuple[str | None, bool]:
     return dtype if dtype in _ARRAY_TYPES.values() else None, bool(shape)
 
 
-def _array_head(head: bytes, size: int, dtype: str | None) -> tuple[str, int] | None:
-    """Of an array of one dimension: the type of its numbers, and the bytes before them; None of any other.
-
-    `dtype` is what the column says of it, `size` the bytes of it all.
-    """
-    at = 0 if dtype else 1
-    kind = dtype or _ARRAY_TYPES.get(head[0] if head else 0)
-    if kind is None or len(head) <= at or head[at] >> 2 != 1:
-        return None
-    skipped = at + 1 + (1 << (head[at] & 3))
-    count = int.from_bytes(head[at + 1 : skipped], "little")
-    return (kind, skipped) if skipped + count * np.dtype(kind).itemsize == size else None
-
-
 def _take_headers_off(
     listings: Sequence[tuple[Rows, _Heads]], arrays: dict[str, tuple[str | None, bool]],
     dtypes: dict[str, str],
@@ -329,18 +314,33 @@ def _take_headers_off(
     values: without it, nobody could say what they are.
     """
     for name in listings[0][1]:
-        if arrays[name][1]:
+        dtype, has_shape = arrays[name]
+        if has_shape:
             continue
-        kinds = {head and head[0] for _, heads in listings for head in heads[name]}
-        if len(kinds) != 1 or None in kinds:
+        typed = dtype is not None
+        heads = np.concatenate([heads[name] for _, heads in listings])
+        kinds = {dtype} if typed else {_ARRAY_TYPES.get(k) for k in np.unique(heads[:, 0]).tolist()}
+        shape = heads[:, 0 if typed else 1]
+        width = 1 << (shape & 3).astype(np.uint64)
+        key = os.fsencode(name)
+        length = np.concatenate([rows.parts[key][1] for rows, _ in listings])
+        (only,) = kinds if len(kinds) == 1 else (None,)
+        skipped = width + np.uint64(1 if typed else 2)
+        count = heads[:, 1 if typed else 2 :][:, :8].astype(np.uint64)
+        count = np.pad(count, ((0, 0), (0, 8 - count.shape[1])))
+        count[np.arange(8)[None, :] >= width[:, None]] = 0
+        items = (count << (8 * np.arange(8, dtype=np.uint64))).sum(1, dtype=np.uint64)
+        fits = only is not None and (shape >> 2 == 1).all() and (length >= skipped).all()
+        if not fits or (items * np.uint64(np.dtype(only).itemsize) != length - skipped).any():
             dtypes.pop(name, None)
             continue
-        dtypes[name] = str(kinds.pop())
-        key = os.fsencode(name)
-        for rows, heads in listings:
+        dtypes[name] = str(only)
+        first = 0
+        for rows, _ in listings:
             begin, size = rows.parts[key]
-            skipped = np.array([head[1] for head in heads[name] if head], np.uint64)
-            rows.parts[key] = begin + skipped, size - skipped
+            own = skipped[first : first + len(size)]
+            rows.parts[key] = begin + own, size - own
+            first += len(size)
 
 
 # -- LitData -----------------------------------------------------------------------------------------
