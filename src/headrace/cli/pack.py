@@ -340,10 +340,8 @@ def _decode_all(
     Returns:
         How many pictures were decoded.
     """
-    import numpy as np
-
     import headrace
-    from headrace.store.verify import bad_sample
+    from headrace.store.verify import BadSample
 
     known = {bad.index for bad in report.bad_samples}
     images = headrace.Images(size=8, crop="stretch", part=part)
@@ -367,13 +365,17 @@ def _decode_all(
         if each.index in known:
             continue
         segment = store.segment_of(each.index)
-        names = segment.directory.part_names
-        extents = segment.directory.extents_of(np.array([each.index - segment.base]))
-        parts = [os.fsdecode(names[part]) for part in extents["part"].tolist()]
-        k = parts.index(picture) if picture in parts else 0
-        found = each.reason.removeprefix(f"sample {each.index} ({each.name!r}) ")
-        bad = bad_sample(segment, extents, k, "picture", found=found, expected="a picture")
-        report.bad_samples.append(bad)
+        names, extents = segment.directory.part_names, segment.extents(each.index)
+        extent = next((e for e in extents if os.fsdecode(names[e.part]) == picture), extents[0])
+        where = segment.volumes.paths[extent.volume]
+        if segment.entry.volumes[extent.volume].kind == "tree":
+            where = f"{where}/{each.name}"
+        report.bad_samples.append(
+            BadSample(
+                each.index, each.name, extent.part, where, extent.offset, extent.length, "picture",
+                each.reason.removeprefix(f"sample {each.index} ({each.name!r}) "), "a picture",
+            )
+        )  # fmt: skip
     report.bad_samples.sort(key=lambda bad: (bad.index, bad.part))
     return done
 

@@ -152,11 +152,21 @@ def check_page(page: bytes, magic: bytes, version: int, path: str, what: str) ->
 
 
 def check_directory_page(page: bytes, file_bytes: int, path: str) -> None:
-    """Checks that a page is the header of a directory of this size: native code looks at all of it later."""
+    """Checks that a page is the header of a directory of this size, before the rest is fetched."""
     check_page(page, MAGIC, VERSION, path, "sample directory")
     stated = int.from_bytes(page[16:24], "little")
     if stated != file_bytes:
         raise corrupt(path, "file size in bytes", f"{file_bytes:,}", f"{stated:,}", 16)
+    end = min(_HEADER.size + int.from_bytes(page[40:44], "little") * _SECTION.size, PAGE_BYTES)
+    if any(page[96:128]) or any(page[end:PAGE_BYTES]):
+        raise corrupt(path, "rest of the header page", "not zero", "zero", 96)
+    for at in range(_HEADER.size, end - _SECTION.size + 1, _SECTION.size):
+        try:
+            page[at + 40 : at + 64].rstrip(b"\0").decode()
+        except UnicodeDecodeError as e:
+            raise corrupt(
+                path, "name of a section", page[at + 40 : at + 64], "UTF-8", at + 40
+            ) from e
 
 
 VOLUME_MAGIC = b"HRVOL\x00\r\n"

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
     from headrace.io.objects.engine import ObjectEngine
     from headrace.store.namespace_engine import NamespaceEngine
+    from headrace.store.sources.scan import SourceOptions
     from headrace.store.trust import Trust
 
     RemoteEngine: TypeAlias = ObjectEngine | NamespaceEngine

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from headrace.io.objects.transport import Found
-    from headrace.store.manifest import VolumeEntry
+    from headrace.store.manifest import Segment, VolumeEntry
     from headrace.store.opening import RemoteEngine
     from headrace.store.packing import WriteReport
 
@@ -263,6 +263,10 @@ class RemoteVolumes(Volumes):
         if not len(view):
             return 0
         return self.engine.fetch(self.paths[number], offset, view).count
+
+    def open(self, number: int) -> int:
+        """There are no descriptors."""
+        raise ValueError(f"{self.paths[number]} is an object and has no descriptor")
 
     def native(self) -> list[tuple[str, bytes, int, int]]:
         """As `headrace._native.Catalog` wants them."""

@@ -247,7 +247,7 @@ def _check_range(segment: OpenSegment, first: int) -> VerifyReport:
     for k in np.flatnonzero(extents["volume"] >= len(entries)).tolist():
         actual, expected = f"volume {extents['volume'][k]}", f"below {len(entries)}"
         report.bad_samples.append(
-            bad_sample(segment, extents, k, "directory", found=actual, expected=expected)
+            _bad(segment, extents, k, "directory", found=actual, expected=expected)
         )
     if all(entry.kind == "tree" for entry in entries):
         report.bad_samples += _check_tree_files(segment, extents)
@@ -267,12 +267,10 @@ def _check_tree_files(segment: OpenSegment, extents: Extents) -> list[BadSample]
         try:
             failures = catalog.failures(catalog.read_one(sample, int(extents["part"][k])))
         except HeadraceError as e:
-            bad.append(
-                bad_sample(segment, extents, k, "system", found=e.message, expected="a file")
-            )
+            bad.append(_bad(segment, extents, k, "system", found=e.message, expected="a file"))
             continue
         for kind, actual, expected in map(what_failed, failures):
-            bad.append(bad_sample(segment, extents, k, kind, found=actual, expected=expected))
+            bad.append(_bad(segment, extents, k, kind, found=actual, expected=expected))
     return bad
 
 
@@ -297,13 +295,11 @@ def _check_spans(segment: OpenSegment, extents: Extents) -> list[BadSample]:
                 have, crc = have + len(piece), crc32c(piece, crc)
             if have < length:
                 actual, expected, kind = f"{have} bytes", f"{length} bytes", problem or "short"
-                bad.append(bad_sample(segment, extents, k, kind, found=actual, expected=expected))
+                bad.append(_bad(segment, extents, k, kind, found=actual, expected=expected))
             elif segment.directory.has_crc and crc != int(extents["crc"][k]):
                 expected = f"{int(extents['crc'][k]):08x}"
                 actual = f"{crc:08x}"
-                bad.append(
-                    bad_sample(segment, extents, k, "checksum", found=actual, expected=expected)
-                )
+                bad.append(_bad(segment, extents, k, "checksum", found=actual, expected=expected))
     return sorted(bad, key=lambda b: (b.index, b.part))
 
 
@@ -318,10 +314,9 @@ def _read(segment: OpenSegment, volume: int, offset: int, size: int) -> tuple[me
         return buffer[:0], "system"
 
 
-def bad_sample(
+def _bad(
     segment: OpenSegment, extents: Extents, k: int, kind: str, *, found: str, expected: str
 ) -> BadSample:
-    """What is wrong with extent `k` of these, which are as `Directory.extents_of` gives them."""
     sample, part, volume, offset, length = (
         int(extents[key][k]) for key in ("sample", "part", "volume", "offset", "length")
     )

@@ -219,11 +219,13 @@ class Copies:
         with self._lock:
             for path, copy in list(self.by_path.items()):
                 file = view.find(path)
-                if file >= 0 and view.identity(file) != copy.row:
+                if file < 0:
+                    continue
+                if view.identity(file) != copy.row:
                     self._drop(copy)
                     self.figures.withdrawn_files += 1
                 else:
-                    self._show(view, copy)
+                    self._show(view, file, copy)
             self.spoiled.clear()
             self._views.append(view)
 
@@ -234,7 +236,9 @@ class Copies:
                 return
             self._views.remove(view)
             for copy in self.by_path.values():
-                self._hide(view, copy)
+                file = view.find(copy.path)
+                if file >= 0 and view.hide(file):
+                    copy.used = True
 
     # -- what is there ----------------------------------------------------------------------------
 
@@ -344,13 +348,11 @@ class Copies:
                 self._drop(copy)
                 return
             for view in self._views:
-                self._show(view, copy)
+                file = view.find(copy.path)
+                if file >= 0 and view.identity(file) == copy.row:
+                    self._show(view, file, copy)
 
-    def _show(self, view: ProgramRun, copy: Copy) -> None:
-        """Puts a copy on a run's board, if the run knows the file as it was copied."""
-        file = view.find(copy.path)
-        if file < 0 or view.identity(file) != copy.row:
-            return
+    def _show(self, view: ProgramRun, file: int, copy: Copy) -> None:
         try:
             if copy.on_disk is None:
                 view.show(file, "ram", copy.fd)
@@ -414,7 +416,9 @@ class Copies:
             opens = [v.until(v.find(copy.path)) for v in others]
             if any(until is not None and until < ORDER_SOON for until in opens):
                 continue
-            self._evicted(copy)
+            self._drop(copy)
+            self.figures.evicted_files += 1
+            self.figures.evicted_bytes += copy.row[2]
 
     def let_go(self, view: ProgramRun, files: Sequence[int], more_bytes: int) -> None:
         """A run that has the copies to itself opens none of these files: they go until so much more fits."""
@@ -426,21 +430,15 @@ class Copies:
                     return
                 copy = self.by_path.get(view.paths[file])
                 if copy is not None and copy.tier == "ram":
-                    self._evicted(copy)
-
-    def _evicted(self, copy: Copy) -> None:
-        self._drop(copy)
-        self.figures.evicted_files += 1
-        self.figures.evicted_bytes += copy.row[2]
-
-    def _hide(self, view: ProgramRun, copy: Copy) -> None:
-        file = view.find(copy.path)
-        if file >= 0 and view.hide(file):
-            copy.used = True
+                    self._drop(copy)
+                    self.figures.evicted_files += 1
+                    self.figures.evicted_bytes += copy.row[2]
 
     def _drop(self, copy: Copy) -> None:
         for view in self._views:
-            self._hide(view, copy)
+            file = view.find(copy.path)
+            if file >= 0 and view.hide(file):
+                copy.used = True
         del self.by_path[copy.path]
         if not copy.used:
             self.figures.wasted_files += 1
