@@ -14,7 +14,6 @@ import json
 import multiprocessing.util  # noqa: F401 - another user may be unable to read the interpreter
 import os
 import re
-import resource  # noqa: F401 - likewise
 import select
 import shutil
 import signal

@@ -14,7 +14,6 @@ import os
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 import numpy as np
 
 from headrace import _native
@@ -75,10 +74,16 @@ class RewrittenImages:
 
 def recorded_images(source: Mapping[str, Any]) -> RewrittenImages | None:
     """What a segment's `source` in `store.json` says; None where it says nothing of the kind."""
-    try:
-        return msgspec.convert(source.get("images"), RewrittenImages)
-    except msgspec.ValidationError:
+    images = source.get("images")
+    if not isinstance(images, dict) or not isinstance(images.get("recipe"), str):
         return None
+    numbers = tuple(images.get(name, 0) for name in ("rewritten", "bytes_before", "bytes_after"))
+    kept = images.get("kept", {})
+    if not isinstance(kept, dict) or not all(
+        type(each) is int and each >= 0 for each in (*numbers, *kept.values())
+    ):
+        return None
+    return RewrittenImages(images["recipe"], numbers[0], numbers[1], numbers[2], dict(kept))
 
 
 @dataclass(frozen=True, slots=True)

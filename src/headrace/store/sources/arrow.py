@@ -41,7 +41,7 @@ from headrace.store.sources.scan import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -373,21 +373,10 @@ def _words(array: Any, path: str) -> list[bytes]:
     return [bytes(view[a:b]) for a, b in zip(values.start.tolist(), ends, strict=True)]
 
 
-def stream_batches(
-    batches: Iterable[Any], columns: ArrowColumns, labels: LabelReader, path: str, count: int = 0
-) -> Iterator[tuple[int, StreamedRow]]:
-    """The rows of the `pyarrow.RecordBatch`es of a file that has `count` rows; 0: nobody has counted them."""
-    row = 0
-    for batch in batches:
-        for item in _stream_batch(batch, columns, labels, path, row):
-            # Not counted, names of more than 10 million grow longer.
-            yield count, item
-        row += batch.num_rows
-
-
-def _stream_batch(
+def stream_batch(
     batch: Any, columns: ArrowColumns, labels: LabelReader, path: str, first_row: int
 ) -> Iterator[StreamedRow]:
+    """The rows of a `pyarrow.RecordBatch`, read."""
     numbers = np.full(batch.num_rows, -1, np.int64)
     if labels.name:
         numbers = labels.read(batch.column(labels.name))
@@ -570,7 +559,12 @@ def _stream(
 ) -> Iterator[tuple[int, StreamedRow]]:
     table = _Table(path)
     require_columns(table.schema, columns, path)
-    yield from stream_batches(table.batches(), columns, labels, path)
+    row = 0
+    for batch in table.batches():
+        for item in stream_batch(batch, columns, labels, path, row):
+            # How many rows there are is known at the end: names of more than 10 million grow longer.
+            yield 0, item
+        row += batch.num_rows
 
 
 def null_problems(path: str, column: str, rows: NDArray[np.int64]) -> list[Problem]:

@@ -252,7 +252,7 @@ class LibraryFolder:
     paths: list[str]  # its shards, or the folder itself
 
 
-_JSON_BYTES_MAX: Final = 256 << 20
+_JSON_BYTES_MAX: Final = 64 << 20
 
 _REFUSED: Final = {
     "_delta_log": ("a Delta table", "Read it with its library, and pack the rows as an iterable."),
@@ -298,7 +298,7 @@ _LIBRARIES: Final = (
 
 
 def _many_splits(path: str) -> SourceError:
-    splits = read_json(os.path.join(path, "dataset_dict.json")).get("splits")
+    splits = _json(os.path.join(path, "dataset_dict.json")).get("splits")
     names = [str(split) for split in splits] if isinstance(splits, list) else []
     return refused(
         path, f"is a DatasetDict of Hugging Face's with the splits {', '.join(names) or 'none'}.",
@@ -306,8 +306,7 @@ def _many_splits(path: str) -> SourceError:
     )  # fmt: skip
 
 
-def read_json(path: str) -> dict[str, Any]:
-    """A JSON object that describes a data set; raises SourceError if it is none."""
+def _json(path: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as f:
             document = json.loads(f.read(_JSON_BYTES_MAX))
@@ -331,7 +330,7 @@ def _named_files(path: str, where: str, names: Iterable[Any]) -> list[str]:
 def _saved_files(path: str) -> list[str]:
     """The Arrow files of `Dataset.save_to_disk`, in order."""
     where = os.path.join(path, "state.json")
-    state = read_json(where)
+    state = _json(where)
     if state.get("_indices_data_files"):
         raise refused(
             path, "was saved with a selection of its rows beside the table.",
@@ -364,7 +363,7 @@ def _hub_snapshot(path: str) -> LibraryFolder:
 def _by_index(path: str) -> LibraryFolder | None:
     """MDS and LitData both call their description so, and so may a folder of other files."""
     try:
-        index = read_json(os.path.join(path, "index.json"))
+        index = _json(os.path.join(path, "index.json"))
     except SourceError:
         return None
     shards, chunks = index.get("shards"), index.get("chunks")

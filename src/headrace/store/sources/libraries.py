@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.base.extras import import_extra
-from headrace.store.sources.arrow import LabelReader, choose_columns, stream_batches, stream_table
+from headrace.store.sources.arrow import LabelReader, choose_columns, stream_batch, stream_table
 from headrace.store.sources.scan import (
     SourceOptions,
     Stream,
@@ -103,9 +103,12 @@ def open_lance(path: str, options: SourceOptions) -> Stream:
     def read(
         where: str, columns: ArrowColumns, labels: LabelReader
     ) -> Iterator[tuple[int, StreamedRow]]:
+        row = 0
         try:
-            batches = lance.dataset(path, version=version).to_batches(columns=columns.read)
-            yield from stream_batches(batches, columns, labels, where, count)
+            for batch in lance.dataset(path, version=version).to_batches(columns=columns.read):
+                for streamed in stream_batch(batch, columns, labels, where, row):
+                    yield count, streamed
+                row += batch.num_rows
         except OSError as e:
             raise unsound(path, "Lance", e) from e
 

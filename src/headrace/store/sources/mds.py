@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from headrace.store.sources.arrow import LITDATA_MAGIC, open_arrow
-from headrace.store.sources.contents import read_json
 from headrace.store.sources.scan import (
     Rows,
     SourceOptions,
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from headrace.store.sources.scan import Scan, Stream
 
 _CONFIG_BYTES_MAX = 1 << 20
+_INDEX_BYTES_MAX = 256 << 20
 _COLUMNS_MAX = 256
 
 _SCALARS = {"int": "<i8", **{f"{k}{8 * w}": f"<{k[0]}{w}" for k in ("int", "uint") for w in (1, 2, 4, 8)},
@@ -83,10 +83,16 @@ def list_mds_folder(path: str) -> list[str]:
 
 
 def _load_index(where: str, key: str) -> dict[str, Any]:
-    index = read_json(where)
-    if not isinstance(index.get(key), list):
-        raise damaged(where, "content", str(index)[:200], f"the {key} of a data set", 0)
-    return index
+    with open(where, "rb") as f:
+        size = os.fstat(f.fileno()).st_size
+        if size > _INDEX_BYTES_MAX:
+            raise damaged(where, "size", f"{size:,}", f"at most {_INDEX_BYTES_MAX:,}", 0)
+        try:
+            index = json.loads(f.read())
+            list(index[key])
+        except (ValueError, RecursionError, LookupError, TypeError) as e:
+            raise damaged(where, "content", e, f"the {key} of a data set", 0) from e
+    return dict(index)
 
 
 def _check_shard(where: str, shard: Any, i: int) -> str:

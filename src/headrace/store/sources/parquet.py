@@ -23,7 +23,7 @@ from headrace.store.sources.arrow import (
     choose_columns,
     number_array,
     require_columns,
-    stream_batches,
+    stream_batch,
     stream_table,
 )
 from headrace.store.sources.scan import (
@@ -483,5 +483,8 @@ def _stream(
         count = int(file.metadata.num_rows)
         size = path.remote.size if isinstance(path, ObjectName) else os.stat(path).st_size
         at_once = max(1, min(4096, _READ_BYTES * count // max(1, size)))
-        batches = file.batches(columns.read, at_once)
-        yield from stream_batches(batches, columns, labels, path, count)
+        row = 0
+        for batch in file.batches(columns.read, at_once):
+            for item in stream_batch(batch, columns, labels, path, row):
+                yield count, item
+            row += batch.num_rows
