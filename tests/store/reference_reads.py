@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from headrace.base.checksum import crc32c
 from headrace.base.files import read_fully
 from headrace.errors import CorruptStore, HeadraceError
-from headrace.store.segment import read_error
+from headrace.store.segment import check_file, read_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,12 +31,11 @@ def read_extent(
     end = extent.length if size is None else min(extent.length, begin + size)
     entry, path = _place(segment, extent)
 
-    def failure(kind: str, *, found: int = 0, code: int = 0) -> HeadraceError:
-        reported = {
-            "kind": kind, "path": segment.volumes.paths[extent.volume], "offset": extent.offset,
-            "length": extent.length, "crc_found": found, "crc_expected": extent.crc, "errno": code,
-        }  # fmt: skip
-        return read_error(segment, extent.index, reported)
+    def failure(kind: str, actual: str = "", expected: str = "", code: int = 0) -> HeadraceError:
+        return read_error(
+            kind, extent.index, extent.name, path, extent.offset,
+            actual=actual, expected=expected, code=code, foreign=entry.kind != "packed",
+        )  # fmt: skip
 
     data = bytearray(end - begin)
     try:
@@ -44,21 +43,18 @@ def read_extent(
             with _open_tree_file(segment, extent, path, failure) as fd:
                 count = read_fully(fd, memoryview(data), begin)
         else:
-            problem = segment.volumes.problem(extent.volume)
-            if problem is not None:
-                raise problem
-            view = memoryview(data)
-            count = segment.volumes.read_into(extent.volume, view, extent.offset + begin)
+            with _open_volume(segment, extent.volume) as fd:
+                count = read_fully(fd, memoryview(data), extent.offset + begin)
     except HeadraceError:
         raise
     except OSError as e:
         raise failure("system", code=e.errno or 0) from e
     if count < len(data):
-        raise failure("short")
+        raise failure("short", str(count), str(len(data)))
     if extent.crc is not None and end - begin == extent.length:
-        computed = crc32c(data)
-        if computed != extent.crc:
-            raise failure("checksum", found=computed)
+        computed = f"{crc32c(data):08x}"
+        if computed != f"{extent.crc:08x}":
+            raise failure("checksum", computed, f"{extent.crc:08x}")
     return data
 
 
@@ -80,6 +76,17 @@ def _place(segment: OpenSegment, extent: Extent) -> tuple[VolumeEntry, str]:
 
 
 @contextmanager
+def _open_volume(segment: OpenSegment, number: int) -> Iterator[int]:
+    """A descriptor of the volume, if it is as the manifest says."""
+    fd = segment.volumes.open(number)
+    try:
+        check_file(segment.volumes.entries[number], segment.volumes.paths[number], os.fstat(fd))
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
 def _open_tree_file(
     segment: OpenSegment, extent: Extent, path: str, failure: Callable[..., HeadraceError]
 ) -> Iterator[int]:
@@ -94,13 +101,18 @@ def _open_tree_file(
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
-        raise failure("changed") from None
+        raise failure("changed", "no file", "the indexed file") from None
     try:
         status = os.fstat(fd)
-        mtimes = (None, status.st_mtime_ns)
-        regular = stat.S_ISREG(status.st_mode)
-        if not regular or status.st_size != extent.length or extent.mtime_ns not in mtimes:
-            raise failure("changed")
+        now = expected = ""
+        if not stat.S_ISREG(status.st_mode):
+            now, expected = "no regular file", "one"
+        elif status.st_size != extent.length:
+            now, expected = f"{status.st_size:,} bytes", f"{extent.length:,} bytes"
+        elif extent.mtime_ns not in (None, status.st_mtime_ns):
+            now, expected = f"modified at {status.st_mtime_ns} ns", f"{extent.mtime_ns} ns"
+        if now:
+            raise failure("changed", now, expected)
         yield fd
     finally:
         os.close(fd)

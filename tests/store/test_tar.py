@@ -98,13 +98,6 @@ def test_long_and_odd_names(tmp_path, fmt):
         assert bytes(store.read("noext")) == b"5"
 
 
-def test_a_tar_is_one_whatever_its_first_member_is(tmp_path):
-    for name, head in (("a.h5", b"\x89HDF\r\n\x1a\n"), ("a.parquet", b"PAR1")):
-        make_tar(tmp_path / "shard", [(name, head + bytes(600))])
-        with open_store(tmp_path / "shard") as store:
-            assert bytes(store.read("a")) == head + bytes(600)
-
-
 def test_ustar_prefix(tmp_path):
     name = "p" * 80 + "/" + "q" * 60 + "/x.bin"
     make_tar(tmp_path / "a.tar", [(name, b"data")], tarfile.USTAR_FORMAT)

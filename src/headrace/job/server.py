@@ -42,8 +42,8 @@ from headrace.store import Store, open_store
 from headrace.store.format import PAGE_BYTES
 from headrace.store.manifest import FILE_NAME, Manifest, fingerprint_of, segment_from_json
 from headrace.store.opening import manifest_at
-from headrace.store.output_file import disk_errors
 from headrace.store.pack import index
+from headrace.store.publish import disk_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -35,7 +35,7 @@ from headrace.job.nodes import answers
 from headrace.job.share import plan_share, write_share_directory
 from headrace.store import Store, open_store
 from headrace.store.manifest import Manifest
-from headrace.store.output_file import disk_errors
+from headrace.store.publish import disk_errors
 from headrace.store.segment import OpenSegment, memory_file
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ is one buffered write. The file has a temporary name, which no reader takes for 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import mmap
@@ -15,10 +14,10 @@ import os
 from typing import TYPE_CHECKING, Any, Self
 
 from headrace.base.files import NewFile
-from headrace.errors import StoreError, VolumeError
+from headrace.errors import VolumeError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     import numpy as np
     from numpy.typing import NDArray
@@ -178,30 +177,13 @@ class OutputFile:
         self._file.publish(sync=False)
 
 
-def write_error(error: OSError, path: str | os.PathLike[str], next_step: str = "") -> VolumeError:
+def write_error(error: OSError, path: str) -> VolumeError:
     """An error of the operating system, while a file is written, as ours."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    what = "the disk is full" if full else "cannot be written"
-    if full:
-        again = "run the same command: it goes on where it stopped."
-        next_step = f"Free some space. {next_step}" if next_step else f"Free some space and {again}"
-    return VolumeError(
-        f"{path}: {what}: {error.strerror or error}.",
-        path=str(path),
-        errno=error.errno,
-        next_step=next_step or "Check the folder and its permissions.",
+    what = "the disk is full" if full else f"cannot be written: {error.strerror or error}"
+    step = (
+        "Free some space and run the same command: it goes on where it stopped."
+        if full
+        else "Check the folder and its permissions."
     )
-
-
-_RESUME = "What is packed is kept: run the same command again to resume."
-
-
-@contextlib.contextmanager
-def disk_errors(path: str | os.PathLike[str], next_step: str = _RESUME) -> Iterator[None]:
-    """Turns the system's refusals while a store is written and published into `VolumeError`."""
-    try:
-        yield
-    except (StoreError, VolumeError):
-        raise
-    except OSError as e:
-        raise write_error(e, path, next_step) from e
+    return VolumeError(f"{path}: {what}.", path=path, errno=error.errno, next_step=step)

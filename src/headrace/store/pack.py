@@ -34,11 +34,11 @@ from headrace.store.manifest import (
     segment_of_header,
 )
 from headrace.store.opening import object_engine
-from headrace.store.output_file import disk_errors
 from headrace.store.packing import PackingJob, PackOptions, WriteReport, fit_to_store, kind_of
 from headrace.store.publish import (
     Partial,
     check_target,
+    disk_errors,
     locked,
     not_durable,
     open_partial,

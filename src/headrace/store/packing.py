@@ -31,8 +31,7 @@ from headrace.store.directory import (
     select_samples,
     split_names,
 )
-from headrace.store.output_file import disk_errors
-from headrace.store.publish import SPOOL, check_free_space, open_partial
+from headrace.store.publish import SPOOL, check_free_space, disk_errors, open_partial
 from headrace.store.rewriting import BrokenPictures, ImageRecipe, RewrittenImages, recorded_images
 from headrace.store.segment_writer import JOURNAL_BYTES, VOLUME_BYTES, PackedSamples, SegmentWriter
 from headrace.store.sources.extents import BATCH_BYTES, ScanReader, plan_batches, read_ahead

@@ -111,6 +111,20 @@ def not_durable(target: Path, e: OSError) -> VolumeError:
     )  # fmt: skip
 
 
+_RESUME = "What is packed is kept: run the same command again to resume."
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path, next_step: str = _RESUME) -> Iterator[None]:
+    """Turns the system's refusals while a store is written and published into `VolumeError`."""
+    try:
+        yield
+    except (StoreError, VolumeError):
+        raise
+    except OSError as e:
+        raise _refused(path, e.errno, f"cannot be written: {e.strerror}", next_step) from e
+
+
 _ATTEMPTS = 10
 
 SPOOL = "spool"

@@ -14,16 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from headrace.base.checksum import crc32c
 from headrace.base.files import NewFile, open_stream, read_file, remove_leftovers, write_all
-from headrace.errors import CorruptStore, HeadraceError, SourceError
+from headrace.errors import CorruptStore, HeadraceError, SourceError, VolumeError
 from headrace.store.directory import split_names
 from headrace.store.format import DATA_OFFSET, PAGE_BYTES, VolumeHeader, parse_volume_header
 from headrace.store.manifest import load_manifest
-from headrace.store.output_file import disk_errors
-from headrace.store.publish import check_free_space, locked
+from headrace.store.publish import check_free_space, disk_errors, locked
 from headrace.store.rewriting import ImageRecipe, recorded_images
 from headrace.store.sources.detect import open_source
 from headrace.store.sources.extents import LARGE_BYTES, ScanReader
@@ -243,10 +240,15 @@ def _open_again(source: dict[str, Any]) -> Scan | Stream:
     if not where:
         kind = source.get("kind", "unknown")
         raise SourceError(f"the samples came from a source of the kind {kind!r}, which is gone")
-    try:
-        options = msgspec.convert({**source, "on_error": "skip"}, SourceOptions)
-    except (msgspec.ValidationError, TypeError, ValueError) as e:
-        raise SourceError(f"how the samples were read is not to be understood: {e}") from e
+    extensions = source.get("extensions")
+    options = SourceOptions(
+        extensions=tuple(extensions) if extensions else None,
+        prefix_names=bool(source.get("prefix_names")),
+        on_error="skip",
+        column=tuple(source["column"]) if source.get("column") else None,
+        label=source.get("label"),
+        format=source.get("format"),
+    )
     return open_source(where, options)
 
 
@@ -260,7 +262,7 @@ def _rewrite(segment: OpenSegment, volume: int, samples: list[BadSample], source
     size = entry.bytes or 0
     check_free_space(path.parent, size)
     end = data_ends(segment)[volume]
-    with disk_errors(path, "The old volume is untouched: repair again."):
+    try:
         remove_leftovers(path.parent)
         with NewFile(path) as new:
             fd = new.fd
@@ -274,6 +276,15 @@ def _rewrite(segment: OpenSegment, volume: int, samples: list[BadSample], source
             uuid, segment_uuid = bytes.fromhex(entry.uuid or ""), bytes.fromhex(segment.entry.uuid)
             write_all(fd, VolumeHeader(uuid, segment_uuid, volume).to_page(), 0)
             new.publish()
+    except HeadraceError:
+        raise
+    except OSError as e:
+        raise VolumeError(
+            f"{path}: writing it anew failed: {e.strerror}.",
+            path=str(path),
+            errno=e.errno,
+            next_step="The old volume is untouched: free some space and repair again.",
+        ) from e
 
 
 def _copy(path: Path, fd: int, end: int) -> None:

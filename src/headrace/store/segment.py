@@ -38,26 +38,25 @@ if TYPE_CHECKING:
     from headrace.store.opening import RemoteEngine
 
 
-def what_failed(failure: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Of a failure that native code reports: its kind, what was read, and what was expected."""
-    kind = str(failure["kind"])
-    if kind == "checksum":
-        return kind, f"{failure['crc_found']:08x}", f"{failure['crc_expected']:08x}"
-    if kind == "changed":
-        return kind, "no file or another size or modification time", "the indexed file"
-    return kind, "an incomplete read", f"{failure['length']} bytes"
+def read_error(
+    kind: str,
+    index: int,
+    name: bytes,
+    path: str,
+    offset: int,
+    *,
+    actual: str,
+    expected: str,
+    code: int = 0,
+    foreign: bool = False,
+) -> HeadraceError:
+    """The error for an extent of sample `index`, at `offset` of the file `path`, that did not give its bytes.
 
-
-def read_error(segment: OpenSegment, index: int, failure: Mapping[str, Any]) -> HeadraceError:
-    """The error for an extent of sample `index` that did not give its bytes, as native code reports it."""
-    kind, actual, expected = what_failed(failure)
-    name = os.fsdecode(segment.directory.name(index - segment.base))
-    path, offset, code = str(failure["path"]), int(failure["offset"]), int(failure["errno"])
-    kinds = {v.kind for v in segment.entry.volumes}
-    if "tree" in kinds:
-        path = os.path.join(path, name)
-    where = f"sample {index} ({name!r}): {path}"
-    fields: dict[str, Any] = {"path": path, "offset_bytes": offset, "index": index, "name": name}
+    The kind is `checksum`, `short`, `changed` (a foreign file) or `system`, whose `code` is its errno.
+    """
+    text = os.fsdecode(name)
+    where = f"sample {index} ({text!r}): {path}"
+    fields: dict[str, Any] = {"path": path, "offset_bytes": offset, "index": index, "name": text}
     if kind == "system":
         error = VolumeTimeout if code == errno.ETIMEDOUT else VolumeError
         return error(
@@ -72,14 +71,26 @@ def read_error(segment: OpenSegment, index: int, failure: Mapping[str, Any]) -> 
             next_step="Index the source again.",
             **fields,
         )
+    what = "checksum" if kind == "checksum" else "bytes"
     return CorruptSample(
-        f"{where}: {'checksum' if kind == 'checksum' else 'bytes'} {actual}, expected {expected} "
-        f"(offset {offset:,}).",
-        next_step="Verify the store to list every bad sample, and repair it from its source."
-        if kinds == {"packed"}
-        else "The source is damaged: restore it and index it again.",
+        f"{where}: {what} {actual}, expected {expected} (offset {offset:,}).",
+        next_step=(
+            "The source is damaged: restore it and index it again."
+            if foreign
+            else "Verify the store to list every bad sample, and repair it from its source."
+        ),
         **fields,
     )
+
+
+def what_failed(failure: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Of a failure that native code reports: its kind, what was read, and what was expected."""
+    kind = str(failure["kind"])
+    if kind == "checksum":
+        return kind, f"{failure['crc_found']:08x}", f"{failure['crc_expected']:08x}"
+    if kind == "changed":
+        return kind, "no file or another size or modification time", "the indexed file"
+    return kind, "an incomplete read", f"{failure['length']} bytes"
 
 
 _ERRNO_ADVICE = {

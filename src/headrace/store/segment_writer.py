@@ -10,19 +10,21 @@ Where the samples lie is not written down: placement is a pure function of the l
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import json
 import os
 import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from headrace.base.checksum import crc32c
 from headrace.base.files import open_or_create, write_all
+from headrace.errors import VolumeError
 from headrace.store.directory import DirectoryColumns, write_directory
 from headrace.store.format import DATA_OFFSET, VolumeHeader, padded_size, volume_uuid
 from headrace.store.manifest import Segment, VolumeEntry, segment_of_header
-from headrace.store.output_file import disk_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,8 +34,8 @@ if TYPE_CHECKING:
 
 
 _FRAME = struct.Struct("<4sIQ")
-_MAGIC = b"HRJ2"
-_RECORD = ("<u4", "<u8", "<u4")  # what `PackedSamples` are in a record
+_MAGIC = b"HRJ1"
+_COUNTS = struct.Struct("<QQ")
 _PIECE_BYTES = 16 << 20
 
 
@@ -57,16 +59,22 @@ class PackedSamples(NamedTuple):
         columns = zip(PackedSamples.of([], [], []), *pieces, strict=True)
         return PackedSamples.of(*(np.concatenate(each) for each in columns))
 
-    def to_record(self, note: dict[str, Any]) -> bytes:
-        """As it stands in the journal, with what is said beside it."""
-        columns = [np.asarray(c, kind).tobytes() for c, kind in zip(self, _RECORD, strict=True)]
-        return msgspec.msgpack.encode([*columns, note])
+    def to_bytes(self) -> bytes:
+        """As it stands in a record."""
+        counts = self.counts.astype("<u4").tobytes()
+        extents = self.length.astype("<u8").tobytes() + self.crc.astype("<u4").tobytes()
+        return _COUNTS.pack(len(self.counts), len(self.length)) + counts + extents
 
     @staticmethod
-    def of_record(record: bytes) -> tuple[PackedSamples, dict[str, Any]]:
-        """The inverse of `to_record`."""
-        *columns, note = msgspec.msgpack.decode(record)
-        return PackedSamples.of(*map(np.frombuffer, columns, _RECORD)), note
+    def from_bytes(data: bytes) -> PackedSamples:
+        """The inverse of `to_bytes`."""
+        samples, extents = _COUNTS.unpack_from(data)
+        at = _COUNTS.size
+        return PackedSamples.of(
+            np.frombuffer(data, "<u4", samples, at),
+            np.frombuffer(data, "<u8", extents, at + 4 * samples),
+            np.frombuffer(data, "<u4", extents, at + 4 * samples + 8 * extents),
+        )
 
 
 class Journal:
@@ -85,12 +93,9 @@ class Journal:
             os.close(self._fd)
             raise
         # What the first record says; the samples that are packed for sure; and what the newest says of them.
-        self.identity: dict[str, Any] | None = (
-            msgspec.msgpack.decode(records[0]) if records else None
-        )
-        packed = [PackedSamples.of_record(record) for record in records[1:]]
-        self.done = PackedSamples.join([samples for samples, _ in packed])
-        self.note = packed[-1][1] if packed else {}
+        self.identity: dict[str, Any] | None = json.loads(records[0]) if records else None
+        self.done = PackedSamples.join([PackedSamples.from_bytes(r) for r in records[1:]])
+        self.note = _note_of(records[-1]) if len(records) > 1 else {}
 
     def begin(self, identity: dict[str, Any]) -> None:
         """Starts over: forgets everything and says what is being packed."""
@@ -99,11 +104,12 @@ class Journal:
         self.identity = identity
         self.done = PackedSamples.join([])
         self.note = {}
-        self._append(msgspec.msgpack.encode(identity))
+        self._append(json.dumps(identity, sort_keys=True).encode())
 
     def append(self, samples: PackedSamples, note: dict[str, Any]) -> None:
         """Vouches for more samples, durably. Their bytes must be durable already."""
-        self._append(samples.to_record(note))
+        text = json.dumps(note, sort_keys=True).encode() if note else b""
+        self._append(samples.to_bytes() + text)
 
     def close(self) -> None:
         """Closes the file."""
@@ -114,6 +120,13 @@ class Journal:
         write_all(self._fd, frame + payload, self._end)
         os.fdatasync(self._fd)
         self._end += len(frame) + len(payload)
+
+
+def _note_of(record: bytes) -> dict[str, Any]:
+    """What stands behind a record's samples."""
+    samples, extents = _COUNTS.unpack_from(record)
+    text = record[_COUNTS.size + 4 * samples + 12 * extents :]
+    return dict(json.loads(text)) if text else {}
 
 
 def _valid_records(data: bytes) -> tuple[list[bytes], int]:
@@ -228,7 +241,7 @@ class SegmentWriter:
         ends = np.cumsum(samples.length.astype(np.int64)).tolist()
         turns = np.flatnonzero(np.diff(place.volume.astype(np.int64))).tolist()
         first = at = 0
-        with disk_errors(self.folder):
+        with self._translated():
             for last in [*turns, len(ends) - 1] if ends else ():
                 volume = int(place.volume[first])
                 write_all(self._fd(volume), data[at : ends[last]], int(place.offset[first]))
@@ -249,7 +262,7 @@ class SegmentWriter:
             for k, pieces in enumerate(extents):
                 volume, at, value = int(place.volume[k]), int(place.offset[k]), 0
                 for piece in pieces:
-                    with disk_errors(self.folder):
+                    with self._translated():
                         write_all(self._fd(volume), piece, at)
                     value = crc32c(piece, value)
                     at += len(piece)
@@ -277,7 +290,7 @@ class SegmentWriter:
         """Makes everything appended so far durable, and says so in the journal."""
         if not self._pending:
             return
-        with disk_errors(self.folder):
+        with self._translated():
             for number in sorted(self._dirty):
                 os.fdatasync(self._fd(number))
             self._journal.append(PackedSamples.join(self._pending), self.note)
@@ -298,7 +311,7 @@ class SegmentWriter:
         The extents of `columns` are filled in here. Returns the segment's manifest entry and its header page.
         """
         self._fill(columns)
-        with disk_errors(self.folder):
+        with self._translated():
             header = write_directory(columns, self.folder / f"{self._stem}.hrd")
             entries = [self._finish_volume(i, header.uuid) for i in range(len(self._placer.ends))]
         segment = segment_of_header(f"{self._stem}.hrd", header, tuple(entries), source)
@@ -312,7 +325,7 @@ class SegmentWriter:
         self.commit()
         self._fill(columns)
         entries = []
-        with disk_errors(self.folder):
+        with self._translated():
             for i, end in enumerate(self._placer.ends):
                 os.ftruncate(self._fd(i), end)  # a killed run may have left bytes beyond the end
                 entries.append(VolumeEntry("file", str(self._path(i)), end))
@@ -353,3 +366,21 @@ class SegmentWriter:
                 os.close(self._fds.pop(other))
             fd = self._fds[number] = open_or_create(self._path(number), owned=True)
         return fd
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turns the system's refusals into one clear error."""
+        try:
+            yield
+        except VolumeError:
+            raise
+        except OSError as e:
+            full = e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+            raise VolumeError(
+                f"{self.folder}: writing failed after {self.samples_done:,} samples and "
+                f"{self.bytes_done:,} bytes: {e.strerror}.",
+                path=str(self.folder),
+                errno=e.errno,
+                next_step=f"What is packed so far is kept: {'free some space and ' if full else ''}"
+                "run the same command again to resume.",
+            ) from e

@@ -21,7 +21,7 @@ from headrace.base.lifetime import Closing
 from headrace.errors import HeadraceError, SampleNotFound
 from headrace.io.objects.location import is_url, shown
 from headrace.store.directory import printable
-from headrace.store.segment import read_error
+from headrace.store.segment import read_error, what_failed
 from headrace.store.sources.scan import readers_of
 
 if TYPE_CHECKING:
@@ -361,13 +361,22 @@ class Store(Closing):
     def failure_error(self, index: int, failure: dict[str, Any]) -> HeadraceError:
         """The error for a failure that the native catalog or reader reports of sample `index`."""
         segment = self.segment_of(index)
+        kind, actual, expected = what_failed(failure)
+        name = segment.directory.name(index - segment.base)
+        path = str(failure["path"])
         why = None if self.objects is None else self.objects.reason_of(failure)
-        if why is None or failure["kind"] in ("checksum", "short"):
-            return read_error(segment, index, failure)
-        name = os.fsdecode(segment.directory.name(index - segment.base))
-        error = why.to_error(f"sample {index} ({name!r}): ")
-        error.__dict__.update(index=index, name=name)
-        return error
+        if why is not None and kind not in ("checksum", "short"):
+            error = why.to_error(f"sample {index} ({os.fsdecode(name)!r}): ")
+            error.__dict__.update(index=index, name=os.fsdecode(name))
+            return error
+        tree = any(v.kind == "tree" for v in segment.entry.volumes)
+        if tree:
+            path = os.path.join(path, os.fsdecode(name))
+        return read_error(
+            kind, index, name, path, int(failure["offset"]),
+            actual=actual, expected=expected, code=int(failure["errno"]),
+            foreign=any(v.kind != "packed" for v in segment.entry.volumes),
+        )  # fmt: skip
 
     def _extent(self, index: int, part: str | bytes | None) -> Extent:
         segment = self.segment_of(index)

@@ -15,6 +15,7 @@ import numpy as np
 
 from headrace import _native
 from headrace.base.extras import import_extra
+from headrace.errors import SourceError
 from headrace.store.sources.scan import (
     NotInPlace,
     Problem,
@@ -494,6 +495,8 @@ class _Table:
             else:
                 yield from map(_validated, self._reader)
         except (self._pa.ArrowException, OSError, ValueError, MemoryError) as e:
+            if isinstance(e, SourceError):
+                raise
             self.check()
             raise unsound(self.path, "Arrow", e) from e
         self.check()

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.errors import SourceError, VolumeError
 from headrace.io.objects.location import base_name, expand_numbers, is_url, shown
-from headrace.store.sources.contents import SHARD_KINDS, format_of
 from headrace.store.sources.scan import Scan, Stream, StreamItem, refused, unreadable
 
 if TYPE_CHECKING:
@@ -217,19 +216,21 @@ def _open_kind(kind: str, paths: list[str], options: SourceOptions) -> Scan | St
 RIEGELI_MAGIC = bytes.fromhex("83af70d10d884a3f0000000000000000 4000000000000000".replace(" ", ""))
 """How each Riegeli file begins: the header of its first block, and where its first chunk ends."""
 
+_LMDB_MAGIC = bytes.fromhex("dec0efbe")  # behind the header of an LMDB's first page
 _HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
-_MAGICS = (
-    (257, b"ustar", "tar"),  # whatever its first member is
-    (0, b"\x93NUMPY", "npy"), (0, _HDF5_MAGIC, "hdf5"), (512, _HDF5_MAGIC, "hdf5"),
-    (0, b"PAR1", "parquet"), (0, b"PARE", "parquet"), (0, b"ARROW1", "arrow"),
-    (0, RIEGELI_MAGIC, "array_record"),
-    (16, bytes.fromhex("dec0efbe"), "lmdb"),  # behind the header of its first page
-)  # fmt: skip
-_BY_NAME = frozenset({*SHARD_KINDS, "npy", "npz"})
+
+_TABLES: tuple[tuple[str, tuple[bytes, ...], tuple[str, ...]], ...] = (
+    ("mds", (), (".mds",)),
+    ("hdf5", (_HDF5_MAGIC,), (".h5", ".hdf5")),
+    ("parquet", (b"PAR1", b"PARE"), (".parquet",)),
+    ("arrow", (b"ARROW1",), (".arrow", ".feather", ".arrows", ".ipc")),
+    ("array_record", (RIEGELI_MAGIC,), (".array_record", ".arrayrecord")),
+)
 
 
 def detect_file(path: str) -> str:
     """What a file is: a key of `_OPENERS`, `npy` or `npz`."""
+    from headrace.store.sources.contents import format_of
     from headrace.store.sources.shards import read_head
 
     try:
@@ -239,13 +240,14 @@ def detect_file(path: str) -> str:
             raise
         raise unreadable(path, e, "Check the path.") from e
     name = (base_name(path) if is_url(path) else os.path.basename(path)).lower()
-    named = format_of(name)
-    # A file's own name counts before its content, so that a damaged tar is called that.
-    kind = _by_magic(head) or _detect_tokens(path, head, name)
-    kind = kind or (named if named in _BY_NAME else _detect_shard(head, name))
+    kind = (
+        _detect_array(head, name) or _detect_table(head, name) or _detect_tokens(path, head, name)
+        # A file's own name counts before its content, so that a damaged tar is called that.
+        or _BY_NAME.get(format_of(name)) or _detect_shard(head, name)
+    )  # fmt: skip
     if kind is None:
         how = "Turn it into one of these, or pack it from an iterable."
-        if named == "text":
+        if format_of(name) == "text":
             how = "If each of its lines is a sample, say so: --as lines (in Python format='lines')."
         if name.endswith(".bin"):
             how = "If it holds tokens, say what they are: --as uint16 (in Python format='uint16')."
@@ -257,6 +259,7 @@ def detect_file(path: str) -> str:
 
 
 _LITDATA_NAME = re.compile(r"chunk-\d+-\d+(\..*)?\.bin")
+_BY_NAME = {kind: kind for kind in ("tar", "tfrecord", "jsonl")}
 
 
 def _detect_tokens(path: str, head: bytes, name: str) -> str | None:
@@ -276,6 +279,12 @@ def _detect_tokens(path: str, head: bytes, name: str) -> str | None:
     return "tokens" if is_llmc(head) else None
 
 
+def _detect_array(head: bytes, name: str) -> str | None:
+    if head[:6] == b"\x93NUMPY" or name.endswith(".npy"):
+        return "npy"
+    return "npz" if name.endswith(".npz") else None
+
+
 def _detect_shard(head: bytes, name: str) -> str | None:
     from headrace.store.sources.shards import is_compressed
     from headrace.store.sources.tfrecord import looks_like_tfrecord
@@ -284,18 +293,23 @@ def _detect_shard(head: bytes, name: str) -> str | None:
         return "manifest"
     if name.endswith(".json"):
         return "coco"
-    if ".tar." in name:  # of a compression that is not known by name
+    if ".tar." in name:
         return "tar"
     if looks_like_tfrecord(head):
         return "tfrecord"
     packed = is_compressed(head) and name.endswith((".gz", ".bz2", ".xz", ".zst"))
-    return "tar" if packed else None
+    return "tar" if packed or head[257:262] == b"ustar" else None
 
 
-def _by_magic(head: bytes) -> str | None:
-    for at, magic, kind in _MAGICS:
-        if head.startswith(magic, at):
+def _detect_table(head: bytes, name: str) -> str | None:
+    """Files of rows, by their magic; by name where it stands elsewhere or is damaged."""
+    for kind, magics, endings in _TABLES:
+        if head.startswith(magics) or name.endswith(endings):
             return kind
+    if head[512:520] == _HDF5_MAGIC:
+        return "hdf5"
+    if head[16:20] == _LMDB_MAGIC:
+        return "lmdb"
     # An Arrow stream begins with a message's frame: a flatbuffer of some size, whose root lies inside it.
     if len(head) < 16 or head[:4] != b"\xff\xff\xff\xff":
         return None

@@ -99,7 +99,7 @@ class _File:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._file.close()
-        if isinstance(error, _ERRORS):
+        if isinstance(error, _ERRORS) and not isinstance(error, SourceError):
             raise unsound(self.path, "HDF5", error) from error
         if error is None:
             check_unchanged(

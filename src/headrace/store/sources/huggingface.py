@@ -36,7 +36,6 @@ from headrace.store.sources.scan import (
     StreamItem,
     file_volume,
     joined_numbers,
-    leave_out,
     no_samples,
     raise_problems,
     refused,
@@ -308,7 +307,9 @@ def _stream(view: _View, source: dict[str, Any], options: SourceOptions, reason:
                 yield StreamItem(names[i], tuple(parts), label, of_row)
             else:
                 problems = null_problems(_WHAT, view.parts[len(parts)], np.array([i]))
-                leave_out(_WHAT, problems, skipped, options)
+                if options.on_error == "raise":
+                    raise_problems(_WHAT, problems)
+                skipped.extend(problems)
 
     return Stream(
         items, source, reason=reason, class_names=lambda: view.labels()[1], skipped=skipped,

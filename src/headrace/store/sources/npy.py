@@ -130,6 +130,8 @@ def _opened(path: str) -> Iterator[tuple[IO[bytes], os.stat_result]]:
         with open(path, "rb") as f:
             yield f, os.fstat(f.fileno())
     except OSError as e:
+        if isinstance(e, SourceError):
+            raise
         raise unreadable(path, e, "Check the file.") from e
 
 

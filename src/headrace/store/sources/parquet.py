@@ -418,7 +418,7 @@ class _File:
         try:
             yield from self._file.iter_batches(batch_size=rows, columns=names)
         except (self.pyarrow.ArrowException, OSError, ValueError, MemoryError) as e:
-            if isinstance(e, VolumeError):
+            if isinstance(e, (SourceError, VolumeError)):
                 raise
             raise self.damaged(e) from e
 

@@ -144,8 +144,15 @@ class Scan:
         """Names, places, sizes, times and labels in 32 bytes: has the source changed?"""
         digest = hashlib.sha256()
         c = self.columns
-        named = (self.volumes, c.part_names, c.class_names, sorted(c.columns))
-        digest.update(repr(named).encode(errors="surrogateescape"))
+        # The text is that of the versions before, whose interrupted packs are resumed.
+        volumes = "".join(
+            f"SourceVolume(kind={v.kind!r}, path={v.path!r}, bytes={v.bytes!r}, "
+            f"mtime_ns={v.mtime_ns!r}, etag={v.etag!r}), "
+            for v in self.volumes
+        )
+        volumes = volumes.removesuffix(" ") if len(self.volumes) == 1 else volumes[:-2]
+        text = f"(({volumes}), {c.part_names!r}, {c.class_names!r}, {sorted(c.columns)!r})"
+        digest.update(text.encode(errors="surrogateescape"))
         for column in (c.names, c.name_offsets, c.volume, c.offset, c.length, c.crc, c.mtime,
                        c.first_extent, c.part, c.labels, *c.columns.values()):  # fmt: skip
             digest.update(
@@ -272,15 +279,6 @@ def raise_problems(path: str, problems: list[Problem], next_step: str = SKIP_THE
         next_step=next_step,
         problems=problems,
     )
-
-
-def leave_out(
-    path: str, problems: Sequence[Problem], skipped: list[Problem], options: SourceOptions
-) -> None:
-    """Takes note of what cannot be a sample; raises SourceError unless that was to be skipped."""
-    if options.on_error == "raise":
-        raise_problems(path, list(problems))
-    skipped += problems
 
 
 def no_samples(path: str, detail: str = "") -> SourceError:
@@ -582,7 +580,9 @@ def stream_rows(
             for rows, row in read(path):
                 if row.problem:
                     problem = Problem(path, f"row {row.row}: {row.problem}")
-                    leave_out(path, [problem], skipped, options)
+                    if options.on_error == "raise":
+                        raise_problems(path, [problem])
+                    skipped.append(problem)
                     continue
                 (name,) = row_names(rows, labels[path], [row.row])
                 yield StreamItem(name, row.parts, row.label, row.columns)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 
-from headrace.errors import VolumeError
+from headrace.errors import SourceError
 from headrace.store.directory import DirectoryColumns, columns_of, printable
 from headrace.store.sources.scan import (
     Problem,
@@ -228,8 +228,8 @@ def _members(
                     what = f"{printable(name)} is {_SPECIAL.get(info.type, kind)}"
                     problems.append(Problem(path, what, info.offset if mode == "r:" else None))
     except (tarfile.TarError, EOFError, OSError, ValueError) as e:
-        if isinstance(e, VolumeError):
-            raise  # an object's
+        if isinstance(e, SourceError):
+            raise
         place = at if mode == "r:" else None
         raise refused(
             path, f"is no sound tar: {e}{'' if place is None else f' (offset {place:,})'}.",

@@ -33,7 +33,6 @@ from headrace.store.sources.scan import (
     Stream,
     StreamedRow,
     StreamItem,
-    leave_out,
     listed,
     no_samples,
     raise_problems,
@@ -487,7 +486,10 @@ def open_coco(paths: list[str], options: SourceOptions) -> Stream:
                 with open(file, "rb") as f:
                     data = f.read()
             except (OSError, ValueError) as e:
-                leave_out(path, [Problem(file, f"cannot be read: {e}")], skipped, options)
+                problem = Problem(file, f"cannot be read: {e}")
+                if options.on_error == "raise":
+                    raise_problems(path, [problem])
+                skipped.append(problem)
                 continue
             listed_here = of_image[image["id"]]
             labels = {number.get(_id(a, "category_id"), -1) for a in listed_here}

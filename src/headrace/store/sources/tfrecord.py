@@ -22,6 +22,7 @@ import numpy as np
 
 from headrace.base.checksum import crc32c
 from headrace.base.extras import import_extra
+from headrace.errors import SourceError
 from headrace.store.sources.detect import RIEGELI_MAGIC
 from headrace.store.sources.scan import (
     Rows,
@@ -39,7 +40,6 @@ from headrace.store.sources.shards import Window, map_files
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace.errors import SourceError
     from headrace.store.sources.scan import Scan, SourceOptions, Stream
 
 
@@ -155,6 +155,8 @@ def _stream_array_record(path: str) -> Iterator[tuple[int, StreamedRow]]:
             mean = max(1, sum(map(len, records)) // len(records))
             at_once = max(1, min(_AT_ONCE_MAX, _AT_ONCE_BYTES // mean))
     except (RuntimeError, ValueError, IndexError, OSError) as e:
+        if isinstance(e, SourceError):
+            raise
         raise unsound(path, "ArrayRecord", e) from e
     finally:
         with contextlib.suppress(RuntimeError):  # it complains again
