@@ -79,7 +79,7 @@ def readable(path: str) -> Any:
     """What libraries that want a path or a file can read: the path, or a file over an object."""
     if not isinstance(path, ObjectName):
         return path
-    return io.BufferedReader(ObjectWindow(path).file(), _BUFFER_BYTES)
+    return io.BufferedReader(_ObjectFile(path), _BUFFER_BYTES)
 
 
 _COMPRESSED: Final = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")
@@ -185,12 +185,12 @@ def _decompressor(path: str, head: bytes) -> tuple[Callable[[], Any], tuple[type
     return (lambda: zstandard.ZstdDecompressor().decompressobj()), (zstandard.ZstdError,)
 
 
-class _WindowFile(io.RawIOBase):
-    """A seekable file over a window; who reads an object front to back finds the next bytes on their way."""
+class _ObjectFile(io.RawIOBase):
+    """A seekable file over an object; who reads it front to back finds the next bytes on their way."""
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, name: ObjectName) -> None:
         super().__init__()
-        self._window = window
+        self._window = ObjectWindow(name)
         self._at = 0
 
     def readable(self) -> bool:
@@ -276,10 +276,6 @@ class Window:
             self._start, self._data = offset, bytes(buffer[:count])
             begin = 0
         return self._data[begin : begin + size]
-
-    def file(self) -> io.RawIOBase:
-        """A seekable file over it, for libraries."""
-        return _WindowFile(self)
 
     def volume(self) -> VolumeEntry:
         """The file as a volume."""

@@ -4,9 +4,9 @@ Members whose path agrees up to the first dot of the base name are the parts of 
 and `cats/7.cls` make sample `cats/7` with the parts `jpg` and `cls`. They must stand side by side. A
 `cls` part that holds an integer is also the sample's label.
 
-`tarfile` reads headers only, and the members' bytes are used where they lie. A compressed tar has no such
-places: it can be packed (front to back) but not indexed. Links, devices and sparse members cannot be samples;
-folders and names that begin with a dot are left out.
+Only headers are read, and the members' bytes are used where they lie. A compressed tar has no such
+places: it can be packed (front to back, through `tarfile`) but not indexed. Links, devices and sparse
+members cannot be samples; folders and names that begin with a dot are left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tarfile
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from headrace.store.sources.scan import (
     SourceOptions,
     Stream,
     StreamItem,
+    damaged,
     no_samples,
     raise_problems,
     refused,
@@ -35,37 +36,31 @@ from headrace.store.sources.scan import (
     source_entry,
     unreadable,
 )
-from headrace.store.sources.shards import (
-    Window,
-    is_compressed,
-    map_files,
-    opened,
-    read_head,
-)
+from headrace.store.sources.shards import Window, is_compressed, map_files, opened, read_head
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from headrace.store.manifest import VolumeEntry
 
 T = TypeVar("T")
 
+_BLOCK = 512
+_EXTENSION_BYTES_MAX = 1 << 20  # longest long name or pax header that is believed
 _LABEL_PART = b"cls"
 _LABEL_BYTES_MAX = 32
-_EXTENSION_BYTES_MAX = 1 << 20  # longest long name or pax header that is believed
-_EXTENSIONS = (
-    tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE,
-    tarfile.SOLARIS_XHDTYPE,
-)  # fmt: skip
+_EXTENSION_KINDS = (b"L", b"K", b"x", b"g", b"X")
+_REGULAR_KINDS = (b"0", b"\0", b"7")
+_FOLDER_KIND = b"5"
 _SPECIAL = {
     b"1": "a hard link", b"2": "a symbolic link", b"3": "a device", b"4": "a device",
-    b"6": "a FIFO", b"M": "a piece of a multi-volume file",
+    b"6": "a FIFO", b"S": "a sparse file", b"M": "a piece of a multi-volume file",
     b"D": "an incremental folder", b"V": "a volume label",
 }  # fmt: skip
-_STREAM_STEP: Final = 64 << 10
 
 
-class Member(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Member:
     """A regular file in a tar."""
 
     name: bytes
@@ -180,69 +175,70 @@ def grouped(
         yield key, sorted(parts.items(), key=lambda item: item[0])
 
 
-class _Info(tarfile.TarInfo):
-    """A header that is sound: the library takes one that is not for the tar's end, and believes all sizes."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        try:
-            info = super().frombuf(buf, encoding, errors)
-        except tarfile.HeaderError as e:
-            if buf and not any(buf):
-                raise  # zeros are the end
-            raise tarfile.ReadError(f"a header is none: {e}") from e
-        if info.size < 0 or (info.type in _EXTENSIONS and info.size > _EXTENSION_BYTES_MAX):
-            raise tarfile.ReadError(f"a header says {info.size:,} bytes")
-        return info
-
-    def _proc_gnusparse_10(self, member: tarfile.TarInfo, *_: object) -> None:
-        """Leave the map alone: a sparse file is no sample."""
-        member.sparse = []  # type: ignore[assignment]  # typeshed errs
-
-
-def _members(
-    path: str, file: Any, mode: Literal["r:", "r|"], problems: list[Problem],
-    take: Callable[[tarfile.TarFile, tarfile.TarInfo], T],
-) -> Iterator[tuple[bytes, T]]:  # fmt: skip
-    """Names of the regular files of a tar, in its order, and what is taken of each.
-
-    What cannot be a sample goes to `problems`. Raises SourceError if the tar is damaged or cut off.
-    """
-    at = 0
-    try:
-        with tarfile.open(
-            fileobj=file, mode=mode, tarinfo=_Info, encoding="utf-8", errors="surrogateescape",
-            bufsize=_STREAM_STEP,
-        ) as tar:  # fmt: skip
-            for info in tar:
-                tar.members.clear()  # type: ignore[attr-defined]  # they would be kept
-                if info.size < 0:
-                    raise tarfile.ReadError(f"a header says {info.size} bytes")
-                at = tar.offset
-                name = _clean(info.name.encode("utf-8", "surrogateescape"))
-                if info.isreg() and not info.issparse():
-                    if not name.rpartition(b"/")[2].startswith(b"."):
-                        yield name, take(tar, info)
-                elif not info.isdir():
-                    kind = "a sparse file" if info.issparse() else f"a member of type {info.type!r}"
-                    what = f"{printable(name)} is {_SPECIAL.get(info.type, kind)}"
-                    problems.append(Problem(path, what, info.offset if mode == "r:" else None))
-    except (tarfile.TarError, EOFError, OSError, ValueError) as e:
-        if isinstance(e, SourceError):
-            raise
-        place = at if mode == "r:" else None
-        raise refused(
-            path, f"is no sound tar: {e}{'' if place is None else f' (offset {place:,})'}.",
-            "The file is truncated or damaged: fetch it again.", place,
-        ) from e  # fmt: skip
-
-
 def read_members(window: Window, problems: list[Problem]) -> Iterator[Member]:
     """The regular files of a tar, in its order. What cannot be a sample goes to `problems`."""
-    places = _members(
-        window.path, window.file(), "r:", problems, lambda _, m: (m.offset_data, m.size)
-    )
-    return (Member(name, *place) for name, place in places)
+    at = 0
+    common: dict[bytes, bytes] = {}  # what extension headers say of all members that follow
+    own: dict[bytes, bytes] = {}  # and of the next one
+    while header := _next_header(window, at):
+        kind, size = header[156:157], _number(window.path, header[124:136], at)
+        data = at + _BLOCK
+        if kind in _EXTENSION_KINDS:
+            _read_extension(window, kind, data, size, common if kind == b"g" else own)
+            at = data + -(-size // _BLOCK) * _BLOCK
+            continue
+        stated, own = common | own, {}
+        if b"size" in stated:  # its header has no room for it
+            size = _pax_size(window.path, stated[b"size"], at)
+        name = stated.get(b"path") or _short_name(header)
+        if data + size > window.size:
+            raise damaged(
+                window.path, f"end of member {printable(name)}", f"{data + size:,}",
+                f"at most the file's size {window.size:,}", at,
+            )  # fmt: skip
+        if any(key.startswith(b"GNU.sparse") for key in stated):
+            kind = b"S"  # its bytes have holes that are not in the file
+        if kind in _REGULAR_KINDS and not name.endswith(b"/"):
+            if not name.rpartition(b"/")[2].startswith(b"."):
+                yield Member(_clean(name), data, size)
+        elif kind != _FOLDER_KIND and not name.endswith(b"/"):
+            what = _SPECIAL.get(kind, f"a member of type {kind!r}")
+            problems.append(Problem(window.path, f"{printable(name)} is {what}", at))
+        at = data + -(-size // _BLOCK) * _BLOCK
+
+
+def _next_header(window: Window, at: int) -> bytes | None:
+    """The member's header at `at`, checked; None at the end marker."""
+    header = window.read(at, _BLOCK)
+    if len(header) < _BLOCK:
+        size = f"{window.size:,} bytes long"
+        raise damaged(window.path, "tar", size, "an end marker of zeros", at)
+    if not any(header):
+        return None
+    _check_header(window.path, header, at)
+    return header
+
+
+def _read_extension(
+    window: Window, kind: bytes, offset: int, size: int, into: dict[bytes, bytes]
+) -> None:
+    """Takes note of what an extension header says of the member, or the members, behind it."""
+    if size > _EXTENSION_BYTES_MAX:
+        most = f"at most {_EXTENSION_BYTES_MAX}"
+        raise damaged(window.path, "size of an extended header", size, most, offset - _BLOCK)
+    data = window.read(offset, size)
+    if len(data) < size:
+        raise damaged(window.path, "extended header", f"{len(data)} bytes", f"{size} bytes", offset)
+    if kind == b"L":
+        into.setdefault(b"path", data.rstrip(b"\0"))
+    elif kind != b"K":
+        into |= _parse_pax(window.path, data, offset)
+
+
+def _pax_size(path: str, digits: bytes, at: int) -> int:
+    if not digits.isdigit() or len(digits) > 19:
+        raise damaged(path, "size in a pax header", digits[:30], "decimal digits", at)
+    return int(digits)
 
 
 def _clean(name: bytes) -> bytes:
@@ -250,6 +246,55 @@ def _clean(name: bytes) -> bytes:
     while name.startswith((b"./", b"/")):
         name = name.removeprefix(b".").lstrip(b"/")
     return name
+
+
+def _check_header(path: str, header: bytes, at: int) -> None:
+    stated = header[148:156]
+    try:
+        expected = int(stated.strip(b" \0") or b"0", 8)
+    except ValueError:
+        expected = -1
+    blanked = header[:148] + b" " * 8 + header[156:]
+    unsigned = sum(blanked)
+    signed = unsigned - 256 * sum(b > 127 for b in blanked)
+    if expected not in (unsigned, signed):
+        digits = stated.strip(b" \0").decode(errors="backslashreplace")
+        raise damaged(path, "checksum of a member's header", digits, f"{unsigned:o}", at)
+
+
+def _number(path: str, digits: bytes, at: int) -> int:
+    """A size: octal text, or base 256 where the first bit is set."""
+    if digits[0] == 0x80:
+        return int.from_bytes(digits[1:], "big")
+    try:
+        return int(digits.strip(b" \0") or b"0", 8)
+    except ValueError:
+        raise damaged(path, "size of a member", digits, "octal digits", at) from None
+
+
+def _short_name(header: bytes) -> bytes:
+    name = header[:100].partition(b"\0")[0]
+    prefix = header[345:500].partition(b"\0")[0]
+    # Only POSIX ustar has a prefix there; GNU keeps times in the same bytes.
+    return prefix + b"/" + name if prefix and header[257:263] == b"ustar\0" else name
+
+
+def _parse_pax(path: str, data: bytes, at: int) -> dict[bytes, bytes]:
+    """Records of the form `length key=value`, each with its newline."""
+    out = {}
+    i = 0
+    while i < len(data) and data[i] != 0:
+        digits, space, _ = data[i : i + 20].partition(b" ")
+        size = int(digits) if space and digits.isdigit() else 0
+        record = data[i + len(digits) + 1 : i + size]
+        key, equals, value = record.partition(b"=")
+        if not equals or not record.endswith(b"\n") or i + size > len(data):
+            raise damaged(
+                path, "record of a pax header", data[i : i + 20], "length key=value", at + i
+            )
+        out[key] = value[:-1]
+        i += size
+    return out
 
 
 # -- several tar files ------------------------------------------------------------------------------
@@ -291,6 +336,9 @@ def _join(shards: list[_Listing]) -> DirectoryColumns:
 # -- compressed -------------------------------------------------------------------------------------
 
 
+_STREAM_STEP: Final = 64 << 10
+
+
 def _stream_tar(paths: list[str], options: SourceOptions) -> Stream:
     source = source_entry("compressed tar", paths, options)
     skipped: list[Problem] = []
@@ -308,21 +356,44 @@ def _stream_tar(paths: list[str], options: SourceOptions) -> Stream:
     return Stream(items, source, skipped=skipped)
 
 
+class _Member(tarfile.TarInfo):
+    """A member whose header is sound: the library takes one that is not for the tar's end."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as e:
+            if buf and not any(buf):
+                raise  # zeros are the end
+            raise tarfile.ReadError(f"a header is none: {e}") from e
+
+
 def _stream_members(
     path: str, options: SourceOptions, skipped: list[Problem]
 ) -> Iterator[tuple[bytes, bytes]]:
-    with opened(path) as f:
-        for member in _members(path, f, "r|", skipped, _content):
-            if options.on_error == "raise":
-                raise_problems(path, skipped)
-            yield member
-        while f.read(_STREAM_STEP):
-            pass  # behind the tar's end stands the checksum of all
-    if options.on_error == "raise":
-        raise_problems(path, skipped)
-
-
-def _content(tar: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:
-    file = tar.extractfile(info)
-    assert file is not None  # a regular file
-    return file.read()
+    try:
+        with opened(path) as f, tarfile.open(
+            fileobj=f, mode="r|", tarinfo=_Member, encoding="utf-8", errors="surrogateescape",
+            bufsize=_STREAM_STEP,
+        ) as tar:  # fmt: skip
+            for member in tar:
+                name = _clean(member.name.encode("utf-8", "surrogateescape"))
+                if member.isdir() or name.rpartition(b"/")[2].startswith(b"."):
+                    continue
+                file = tar.extractfile(member) if member.isreg() and not member.issparse() else None
+                if file is not None:
+                    yield name, file.read()
+                else:
+                    skipped.append(Problem(path, f"{printable(name)} is no regular file"))
+                    if options.on_error == "raise":
+                        raise_problems(path, skipped)
+            while f.read(_STREAM_STEP):
+                pass  # behind the tar's end stands the checksum of all
+    except (tarfile.TarError, EOFError, OSError, ValueError) as e:
+        if isinstance(e, SourceError):
+            raise
+        raise refused(
+            path, f"cannot be unpacked: {e}.",
+            "The file is truncated or damaged: fetch it again.",
+        ) from e  # fmt: skip
