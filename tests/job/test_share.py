@@ -11,6 +11,7 @@ import headrace as hr
 from headrace import _native
 from headrace.job.engine import SharePart, SourceReads, _samples_of
 from headrace.job.share import cut_shares, plan_share, write_share_directory
+from headrace.store.segment import read_extent
 from headrace.store.summary import sample_sizes
 from tests_shared import until
 
@@ -111,7 +112,9 @@ def volume(odd):
         at = [e for i in range(11, 97) for e in store.segment_of(i).extents(i)]
         for k, extent in enumerate(at):
             offset = int(extents["offset"][k])
-            data[offset : offset + extent.length] = store._read_extent(extent, 0, None)
+            data[offset : offset + extent.length] = read_extent(
+                store.segment_of(extent.index), extent
+            )
     reads = SourceReads(lambda: hr.open(odd), {"v": SharePart(directory, 11)})
     yield bytes(data), reads, directory
     reads.close()

@@ -44,15 +44,12 @@ from headrace.store.format import (
     check_page,
     corrupt,
 )
-
-from .reference_reads import read_extent
+from headrace.store.segment import Extent, read_extent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
-
-    from headrace.store.segment import Extent
 
 
 def open_either(path, *, reference: bool = False, **options) -> Store:

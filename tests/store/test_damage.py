@@ -23,11 +23,11 @@ from headrace.store import open_store
 from headrace.store.pack import index, pack
 from headrace.store.packing import PackOptions
 from headrace.store.repair import repair
+from headrace.store.segment import read_extent
 from headrace.store.verify import verify
 
 from .conftest import contents, flip, make_folder
 from .reference import open_either
-from .reference_reads import read_extent
 
 OPTIONS = PackOptions(volume_bytes=30_000)
 

@@ -457,41 +457,35 @@ class JobVolumes(Volumes):
         super().__init__("", entry)
         self.paths = [volume_name(session, number)]
         self.engine = engine
-        self._local = local
+        if local is not None:
+            self._fds[0] = local
 
     @property
     def local(self) -> bool:
         """Whether it is read from this node's disk."""
-        return self._local is not None
+        return 0 in self._fds
 
     def problem(self, number: int) -> HeadraceError | None:
         """None that could be seen without reading."""
 
     def read_into(self, number: int, view: memoryview, offset: int) -> int:
         """As `Volumes.read_into`."""
-        if self._local is not None:
-            return read_fully(self._local, view, offset)
+        if self.local:
+            return read_fully(self._fds[0], view, offset)
         return self.engine.fetch(self.paths[number], offset, view)
 
-    def open(self, number: int) -> int:
-        """As `Volumes.open`; raises JobError if it is read over the fabric and has no descriptor."""
-        if self._local is not None:
-            return os.dup(self._local)
+    read_unchecked = read_into
+
+    def borrow(self, number: int) -> tuple[int, bool]:
+        """The descriptor of a local volume; raises JobError if it is read over the fabric and has none."""
+        if self.local:
+            return self._fds[number], False
         raise JobError(f"{self.paths[number]} is read over the fabric and has no descriptor.")
 
     def native(self) -> list[tuple[str, bytes, int, int]]:
         """As `headrace._native.Catalog` wants them."""
         nbytes = self.entries[0].bytes or 0
-        if self._local is not None:
+        if self.local:
             # By descriptor: the file may have no name, or lose it while we read.
-            return [("file", b"/proc/self/fd/%d" % self._local, nbytes, -1)]
+            return [("file", b"/proc/self/fd/%d" % self._fds[0], nbytes, -1)]
         return [("remote", os.fsencode(self.paths[0]), nbytes, -1)]
-
-    def close(self) -> None:
-        """Closes the descriptor."""
-        local, self._local = self._local, None
-        if local is not None:
-            os.close(local)
-
-    def __del__(self) -> None:
-        self.close()

@@ -264,7 +264,9 @@ class RemoteVolumes(Volumes):
             return 0
         return self.engine.fetch(self.paths[number], offset, view).count
 
-    def open(self, number: int) -> int:
+    read_unchecked = read_into
+
+    def borrow(self, number: int) -> tuple[int, bool]:
         """There are no descriptors."""
         raise ValueError(f"{self.paths[number]} is an object and has no descriptor")
 

@@ -84,10 +84,9 @@ def resident_samples(segment: OpenSegment) -> list[tuple[int, int]]:
     for number, entry in enumerate(segment.volumes.entries):
         if entry.kind in ("packed", "file") and entry.bytes:
             with contextlib.suppress(HeadraceError, ValueError, OSError):
-                fd = segment.volumes.open(number)
-                try:
-                    in_cache = page_map(fd, entry.bytes)
-                finally:
+                fd, close = segment.volumes.borrow(number)
+                in_cache = page_map(fd, entry.bytes)
+                if close:
                     os.close(fd)
                 if in_cache is not None:
                     maps[number] = np.concatenate([[0], np.cumsum(in_cache)])

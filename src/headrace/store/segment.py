@@ -1,20 +1,24 @@
 """An open segment: its directory, its volumes, and the errors for samples that cannot be read.
 
 Each volume is checked when the store is opened (existence, size, modification time of foreign files,
-header of packed ones), so that a wrong one is found before training begins. Samples are read by native code.
+header of packed ones), so that a wrong one is found before training begins. Descriptors are opened
+when first used; beyond a share of the process's limit each read opens and closes its own.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from contextlib import contextmanager
+import resource
+import stat
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headrace import _native
+from headrace.base.checksum import crc32c
 from headrace.base.files import open_file, read_fully
 from headrace.errors import (
     CorruptSample,
@@ -30,7 +34,7 @@ from headrace.store.directory import DirectoryColumns, write_directory
 from headrace.store.format import PAGE_BYTES, VolumeHeader, check_volume_header, corrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -83,16 +87,6 @@ def read_error(
     )
 
 
-def what_failed(failure: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Of a failure that native code reports: its kind, what was read, and what was expected."""
-    kind = str(failure["kind"])
-    if kind == "checksum":
-        return kind, f"{failure['crc_found']:08x}", f"{failure['crc_expected']:08x}"
-    if kind == "changed":
-        return kind, "no file or another size or modification time", "the indexed file"
-    return kind, "an incomplete read", f"{failure['length']} bytes"
-
-
 _ERRNO_ADVICE = {
     errno.EMFILE: "Raise the limit of open files (ulimit -n).",
     errno.EACCES: "Make the file readable for this user.",
@@ -112,6 +106,9 @@ class Volumes:
         self.entries = segment.volumes
         self.paths = [os.path.join(folder, v.path) for v in segment.volumes]
         self._segment_uuid = segment.uuid
+        self._fds: dict[int, int] = {}
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._kept = max(0, (4096 if soft == resource.RLIM_INFINITY else soft) // 4 - 8)
 
     def problems(self) -> list[HeadraceError]:
         """What is wrong with the volumes, one error each."""
@@ -155,7 +152,7 @@ class Volumes:
                     next_step="Put it back, or index the source where it is now.",
                 )
             return
-        fd = self.open(number)
+        fd = self._open(number)
         try:
             check_file(entry, path, os.fstat(fd))
             if entry.kind == "packed":
@@ -166,19 +163,55 @@ class Volumes:
         finally:
             os.close(fd)
 
-    def read_into(self, number: int, view: memoryview, offset: int) -> int:
-        """Fills `view` from `offset` of a file volume, whatever file stands there; fewer bytes at its end.
+    def borrow(self, number: int) -> tuple[int, bool]:
+        """A descriptor of a file volume, and whether the caller must close it."""
+        fd = self._fds.get(number)
+        if fd is not None:
+            return fd, False
+        fd = self._open(number)
+        try:
+            check_file(self.entries[number], self.paths[number], os.fstat(fd))
+        except BaseException:
+            os.close(fd)
+            raise
+        if len(self._fds) >= self._kept:
+            return fd, True
+        # No lock: of two threads that open the same volume, one keeps its descriptor.
+        kept = self._fds.setdefault(number, fd)
+        if kept is not fd:
+            os.close(fd)
+        return kept, False
 
-        Raises HeadraceError as for `open`, and OSError if the system refuses the read.
+    def read_into(self, number: int, view: memoryview, offset: int) -> int:
+        """Fills `view` from `offset` of a file volume; fewer bytes come at its end only.
+
+        Raises HeadraceError as for `check_all`, and OSError if the system refuses the read.
         """
-        fd = self.open(number)
+        fd, close = self.borrow(number)
+        try:
+            return read_fully(fd, view, offset)
+        finally:
+            if close:
+                os.close(fd)
+
+    def read_unchecked(self, number: int, view: memoryview, offset: int) -> int:
+        """As `read_into`, from a file that may be the wrong one: for `verify`, which says so itself."""
+        fd = self._open(number)
         try:
             return read_fully(fd, view, offset)
         finally:
             os.close(fd)
 
     def close(self) -> None:
-        """Nothing is open between two reads."""
+        """Closes the descriptors."""
+        while self._fds:
+            os.close(self._fds.popitem()[1])
+
+    def __del__(self) -> None:
+        # A store that is dropped without `close` leaves nothing open.
+        for fd in getattr(self, "_fds", {}).values():
+            with suppress(OSError):
+                os.close(fd)
 
     def native(self) -> list[tuple[str, bytes, int, int]]:
         """As `headrace._native.Catalog` wants them: (kind, path, bytes, mtime_ns or -1)."""
@@ -192,11 +225,7 @@ class Volumes:
             for entry, path in zip(self.entries, self.paths, strict=True)
         ]
 
-    def open(self, number: int) -> int:
-        """A new descriptor of a file volume.
-
-        Raises CorruptStore or SourceChanged if it is missing, and VolumeError if the system refuses to open it.
-        """
+    def _open(self, number: int) -> int:
         entry, path = self.entries[number], self.paths[number]
         try:
             if entry.kind == "packed":
@@ -418,3 +447,95 @@ def check_directory(directory: _native.Directory, entry: Segment, path: str) -> 
     ):
         if stated != expected:
             raise corrupt(path, what, stated, f"{expected} as the manifest says")
+
+
+# -- single reads in Python ----------------------------------------------------------------------------
+
+
+def read_extent(
+    segment: OpenSegment, extent: Extent, start: int = 0, size: int | None = None
+) -> bytearray:
+    """The bytes `start` to `start + size - 1` of one extent, fewer at its end.
+
+    Raises CorruptSample if the bytes differ from the checksum, or end early; SourceChanged if a foreign file
+    is not as it was indexed; VolumeError if the system refuses the read.
+    """
+    begin = min(start, extent.length)
+    end = extent.length if size is None else min(extent.length, begin + size)
+    entry, path = _place(segment, extent)
+
+    def failure(kind: str, actual: str = "", expected: str = "", code: int = 0) -> HeadraceError:
+        return read_error(
+            kind, extent.index, extent.name, path, extent.offset,
+            actual=actual, expected=expected, code=code, foreign=entry.kind != "packed",
+        )  # fmt: skip
+
+    data = bytearray(end - begin)
+    try:
+        if entry.kind == "tree":
+            with _open_tree_file(segment, extent, path, failure) as fd:
+                count = read_fully(fd, memoryview(data), begin)
+        else:
+            count = segment.volumes.read_into(
+                extent.volume, memoryview(data), extent.offset + begin
+            )
+    except HeadraceError:
+        raise
+    except OSError as e:
+        raise failure("system", code=e.errno or 0) from e
+    if count < len(data):
+        raise failure("short", str(count), str(len(data)))
+    if extent.crc is not None and end - begin == extent.length:
+        computed = f"{crc32c(data):08x}"
+        if computed != f"{extent.crc:08x}":
+            raise failure("checksum", computed, f"{extent.crc:08x}")
+    return data
+
+
+def _place(segment: OpenSegment, extent: Extent) -> tuple[VolumeEntry, str]:
+    """The volume and the file of an extent, which lies in it: known before memory is allocated for it."""
+    volumes = segment.volumes
+    if extent.volume < len(volumes.entries) and extent.length >= 0 and extent.offset >= 0:
+        entry, path = volumes.entries[extent.volume], volumes.paths[extent.volume]
+        if entry.kind == "tree":
+            return entry, os.path.join(path, os.fsdecode(extent.name))
+        if extent.offset + extent.length <= (entry.bytes or 0):
+            return entry, path
+    where = segment.entry.directory
+    raise CorruptStore(
+        f"{where}: sample {extent.index} lies in volume {extent.volume} at {extent.offset:,} with "
+        f"{extent.length:,} bytes, which leaves the volumes.",
+        path=where, next_step="The directory belongs to other volumes: pack or index again.",
+    )  # fmt: skip
+
+
+@contextmanager
+def _open_tree_file(
+    segment: OpenSegment, extent: Extent, path: str, failure: Callable[..., HeadraceError]
+) -> Iterator[int]:
+    """A descriptor of the file, if it is as it was indexed."""
+    # A name in a damaged or hostile directory must not lead out of the tree.
+    if extent.name.startswith(b"/") or b".." in extent.name.split(b"/") or b"\0" in extent.name:
+        where = segment.entry.directory
+        raise CorruptStore(
+            f"{where}: the name of sample {extent.index}, {os.fsdecode(extent.name)!r}, leads out of "
+            "the indexed folder.", path=where, next_step="Index the source again.",
+        )  # fmt: skip
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise failure("changed", "no file", "the indexed file") from None
+    try:
+        status = os.fstat(fd)
+        now = expected = ""
+        if not stat.S_ISREG(status.st_mode):
+            now, expected = "no regular file", "one"
+        elif status.st_size != extent.length:
+            now, expected = f"{status.st_size:,} bytes", f"{extent.length:,} bytes"
+        elif extent.mtime_ns not in (None, status.st_mtime_ns):
+            now, expected = f"modified at {status.st_mtime_ns} ns", f"{extent.mtime_ns} ns"
+        if now:
+            raise failure("changed", now, expected)
+        yield fd
+    finally:
+        os.close(fd)

@@ -21,7 +21,7 @@ from headrace.base.lifetime import Closing
 from headrace.errors import HeadraceError, SampleNotFound
 from headrace.io.objects.location import is_url, shown
 from headrace.store.directory import printable
-from headrace.store.segment import read_error, what_failed
+from headrace.store.segment import read_error, read_extent
 from headrace.store.sources.scan import readers_of
 
 if TYPE_CHECKING:
@@ -361,7 +361,13 @@ class Store(Closing):
     def failure_error(self, index: int, failure: dict[str, Any]) -> HeadraceError:
         """The error for a failure that the native catalog or reader reports of sample `index`."""
         segment = self.segment_of(index)
-        kind, actual, expected = what_failed(failure)
+        kind = str(failure["kind"])
+        actual, expected = "an incomplete read", f"{failure['length']} bytes"
+        if kind == "checksum":
+            actual = f"{failure['crc_found']:08x}"
+            expected = f"{failure['crc_expected']:08x}"
+        elif kind == "changed":
+            actual, expected = "no file or another size or modification time", "the indexed file"
         name = segment.directory.name(index - segment.base)
         path = str(failure["path"])
         why = None if self.objects is None else self.objects.reason_of(failure)
@@ -394,8 +400,12 @@ class Store(Closing):
         return parts[wanted]
 
     def _read_extent(self, extent: Extent, start: int, size: int | None) -> memoryview:
-        catalog, names = self.catalog, self.segment_of(extent.index).directory.part_names
-        part = self._part_names.index(names[extent.part])
+        segment = self.segment_of(extent.index)
+        if self.objects is not None and self.objects.native is self.objects:
+            # One range of one object: there is nothing to plan, and its engine is Python's anyway.
+            return memoryview(read_extent(segment, extent, start, size)).toreadonly()
+        catalog = self.catalog
+        part = self._part_names.index(segment.directory.part_names[extent.part])
         batch = catalog.read_one(extent.index, part, start, -1 if size is None else size)
         if batch.failed:
             raise self.failure_error(extent.index, catalog.failures(batch)[0])
