@@ -57,7 +57,7 @@ def test_one_process_needs_nobody(tmp_path):
 def test_all_take_away_the_latest_moments_whatever_hosts_they_are_on(
     tmp_path, monkeypatch, per_host
 ):
-    """Clocks of hosts are measured to within a wake-up."""
+    """Twelve hosts are a tree of two levels. Their clocks are measured to within a wake-up."""
     numbers = {}
     monkeypatch.setattr(ranks, "this_host", lambda: str(numbers[threading.get_ident()] // per_host))
     steps = 20

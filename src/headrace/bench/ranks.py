@@ -3,7 +3,7 @@
 Rank 0 listens, and writes where into a file in the run's folder, which all ranks share; the others connect.
 Over these connections go the few documents of a run, and news of who is gone.
 
-At every step ranks of one host meet in memory that they share, and each host's first rank meets rank 0.
+At every step ranks of one host meet in memory that they share, and hosts in a tree, each by its first rank.
 They say on one clock when their steps ended: what it costs to meet, the harness's own doing, is in no step.
 
 Every wait has a deadline and names the ranks that are missing. It ends at once when a rank dies: its connection
@@ -150,8 +150,9 @@ class RankGroup:
         self._barrier: RankBarrier | None = None
         self._host: list[int] = [place.rank]
         """The ranks of this host, by their places in the barrier."""
-        self._leaders: dict[int, RankConnection] = {}
-        """In rank 0 the first ranks of the other hosts, and in these rank 0; else none."""
+        self._up: dict[int, RankConnection] = {}
+        self._down: dict[int, RankConnection] = {}
+        """Of the rank that leads a host: to the one host above it, and to those below."""
 
     def gather(self, value: Any, deadline_s: float | None = None) -> list[Any]:
         """Every rank's value by rank, in rank 0; an empty list in the others.
@@ -201,7 +202,7 @@ class RankGroup:
         wait_s = self._deadline_s if deadline_s is None else deadline_s
         until = time.monotonic() + wait_s
         self._barrier.arrive((round(end_s * 1e9), round(undelayed_s * 1e9)))
-        if self._leaders:
+        if self._up or self._down:
             latest = self._await(self._barrier.wait_host, until, wait_s)
             self._barrier.release(self._among_hosts(latest, until, wait_s))
         end_ns, undelayed_ns = self._await(self._barrier.wait, until, wait_s)
@@ -223,17 +224,15 @@ class RankGroup:
                 raise self._error(rank, TimeoutError(), wait_s)
 
     def _among_hosts(self, latest: tuple[int, int], until: float, wait_s: float) -> tuple[int, int]:
-        """The latest of all hosts: rank 0 hears them, and tells all."""
-        if not self.place.is_first:
-            connection = self._leaders[0]
-            with self._naming(0, wait_s):
+        """The latest of all hosts, from those below, and from those above."""
+        for rank, connection in self._down.items():
+            latest = _later(latest, self._from_host(rank, connection, until, wait_s))
+        for rank, connection in self._up.items():
+            with self._naming(rank, wait_s):
                 connection.send([ns + connection.ahead_ns for ns in latest], wait_s)
-            end, undelayed = self._from_host(0, connection, until, wait_s)
-            return end - connection.ahead_ns, undelayed - connection.ahead_ns
-        for rank, connection in self._leaders.items():
-            of_host = self._from_host(rank, connection, until, wait_s)
-            latest = max(latest[0], of_host[0]), max(latest[1], of_host[1])
-        for rank, connection in self._leaders.items():
+            end, undelayed = self._from_host(rank, connection, until, wait_s)
+            latest = end - connection.ahead_ns, undelayed - connection.ahead_ns
+        for rank, connection in self._down.items():
             with self._naming(rank, wait_s):
                 connection.send(latest, wait_s)
         return latest
@@ -264,30 +263,48 @@ class RankGroup:
         hosts: dict[str, list[int]] = {}
         for rank, host in enumerate(self.broadcast(self.gather(this_host()))):
             hosts.setdefault(host, []).append(rank)
-        self._host, self.hosts = hosts[this_host()], len(hosts)
+        self._host = hosts[this_host()]
         leaders = [ranks[0] for ranks in hosts.values()]
-        leader, place, memory = self._host[0], self._host.index(self.place.rank), ""
-        if not place:
-            self._barrier = RankBarrier.create(len(self._host), led=len(leaders) > 1)
-            memory = f"/proc/{os.getpid()}/fd/{self._barrier.fd}"
-        every = self.broadcast(self.gather(memory))
-        if place:
-            with self._naming(leader, self._deadline_s):
-                self._barrier = _barrier_at(every[leader], place)
-            return
-        others = leaders[1:] if self.place.is_first else [0]
-        self._leaders = {rank: self._connections[rank] for rank in others}
-        for rank, connection in self._leaders.items():
-            with self._naming(rank, self._deadline_s):
-                (connection.show_clock if self.place.is_first else connection.compare_clocks)(
-                    self._deadline_s
-                )
+        leads = self._host[0] == self.place.rank
+        self.hosts = len(hosts)
+        token = self.broadcast(os.urandom(16).hex())
+        number = leaders.index(self._host[0])
+        below = leaders[number * _HOSTS_BELOW + 1 : (number + 1) * _HOSTS_BELOW + 1]
+        with contextlib.ExitStack() as closing:
+            mine: dict[str, Any] = {}
+            if leads:
+                self._barrier = RankBarrier.create(len(self._host), led=len(leaders) > 1)
+                mine = {"memory": f"/proc/{os.getpid()}/fd/{self._barrier.fd}"}
+            if leads and below:
+                server = closing.enter_context(socket.create_server(("", 0), backlog=len(below)))
+                mine |= {"hosts": _addresses(), "port": server.getsockname()[1]}
+            every = self.broadcast(self.gather(mine))
+            if not leads:
+                leader, place = self._host[0], self._host.index(self.place.rank)
+                with self._naming(leader, self._deadline_s):
+                    self._barrier = _barrier_at(every[leader]["memory"], place)
+                return
+            until = time.monotonic() + self._deadline_s
+            if below:  # first: who comes is greeted within seconds, whoever is late above
+                self._down |= _accept(server, token, below, until, self._deadline_s)
+            if number:
+                above = leaders[(number - 1) // _HOSTS_BELOW]
+                with self._naming(above, self._deadline_s):
+                    connection = _reach_any(every[above], token, self.place.rank)
+                    if connection is None:
+                        raise ConnectionRefusedError("at none of its addresses")
+                    self._up[above] = connection
+                    connection.compare_clocks(self._deadline_s)
+            for rank, connection in self._down.items():
+                with self._naming(rank, self._deadline_s):
+                    connection.show_clock(self._deadline_s)
 
     def close(self) -> None:
         """End the connections; others' waits end with an error that names this rank."""
         self._barrier = None
-        for connection in self._connections.values():
-            connection.close()
+        for connections in (self._connections, self._up, self._down):
+            for connection in connections.values():
+                connection.close()
 
     def _receive_all(self, wait_s: float) -> dict[int, Any]:
         """A message of each of the others, in whatever order they come."""
@@ -339,6 +356,9 @@ def _gone(message: str) -> BenchError:
     return BenchError(message, next_step="Look at what that rank printed.")
 
 
+_HOSTS_BELOW: Final = 8
+"""Of each host in the tree."""
+
 _LIVING_CHECK_S: Final = 0.2
 """How often who waits for others looks whether all live."""
 
@@ -379,7 +399,7 @@ def _listen(place: Rank, meeting: Path, deadline_s: float) -> RankGroup:
         address = {"hosts": _addresses(), "port": server.getsockname()[1], "token": token}
         replace_file(meeting, _ADDRESS.encode(address), sync=False)
         try:
-            others = set(range(1, place.world_size))
+            others = range(1, place.world_size)
             group = RankGroup(place, _accept(server, token, others, until, deadline_s), deadline_s)
         finally:
             meeting.unlink(missing_ok=True)
@@ -388,13 +408,13 @@ def _listen(place: Rank, meeting: Path, deadline_s: float) -> RankGroup:
 
 
 def _accept(
-    server: socket.socket, token: str, ranks: set[int], until: float, deadline_s: float
+    server: socket.socket, token: str, ranks: Iterable[int], until: float, deadline_s: float
 ) -> dict[int, RankConnection]:
     """A connection of each of these ranks. Raises BenchError if one does not come."""
     connections: dict[int, RankConnection] = {}
     with contextlib.ExitStack() as closing:
         try:
-            while missing := ranks - connections.keys():
+            while missing := set(ranks) - set(connections):
                 server.settimeout(max(0.01, until - time.monotonic()))
                 connection = RankConnection(server.accept()[0])
                 closing.callback(connection.close)
@@ -424,9 +444,8 @@ def _connect(place: Rank, meeting: Path, deadline_s: float) -> RankGroup:
     while time.monotonic() < until:
         with contextlib.suppress(OSError, BenchError, ValueError, KeyError, TypeError):
             address = _ADDRESS.decode(meeting.read_bytes(), str(meeting)).plain()
-            port, token = int(address["port"]), str(address["token"])
-            reached = (_reach(str(host), port, token, place.rank) for host in address["hosts"])
-            if (connection := next(filter(None, reached), None)) is not None:
+            connection = _reach_any(address, str(address["token"]), place.rank)
+            if connection is not None:
                 group = RankGroup(place, {0: connection}, deadline_s)
                 try:
                     if group.broadcast(None, max(0.1, until - time.monotonic())) == "all here":
@@ -435,6 +454,13 @@ def _connect(place: Rank, meeting: Path, deadline_s: float) -> RankGroup:
                     group.close()
         time.sleep(0.05)
     raise _missing([0], deadline_s)
+
+
+def _reach_any(address: Mapping[str, Any], token: str, rank: int) -> RankConnection | None:
+    """Whom an address is about, at the first of its hosts that answers so."""
+    port = int(address["port"])
+    reached = (_reach(str(host), port, token, rank) for host in address["hosts"])
+    return next((connection for connection in reached if connection is not None), None)
 
 
 def _reach(host: str, port: int, token: str, rank: int) -> RankConnection | None:
@@ -471,6 +497,10 @@ def _barrier_at(path: str, place: int) -> RankBarrier:
         return RankBarrier.attach(fd, place)
     finally:
         os.close(fd)
+
+
+def _later(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+    return max(a[0], b[0]), max(a[1], b[1])
 
 
 def _missing(ranks: list[int], deadline_s: float) -> BenchError:
