@@ -157,6 +157,13 @@ def test_repeats_are_one_run_of_all_their_epochs():
     assert own["time_to_solution"] == {"total_s": 10.0, "training_s": 9.0, "other_s": 1.0}
 
 
+def test_what_later_repeats_find_in_the_page_cache_is_told_of_all_together():
+    runs = [figures(device_bytes=device, residency={"share": 0.0}) for device in (10**9, 0, 0)]
+    workload = load_workload(parse_command_line(["workload=unet3d_h100"])).workload
+    own = summary_document(workload, together(runs))["headrace"]
+    assert own["page_cache_share"] == pytest.approx(2 / 3)
+
+
 def ceiling(au):
     """A null store's blocks, of that AU in percent."""
     took_s = 1 + 3 / (au / 100)

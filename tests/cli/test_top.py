@@ -67,6 +67,22 @@ def test_beside_a_launch_its_daemon_is_shown_and_named(run, folder, monkeypatch)
     assert document["running"]
 
 
+def test_a_launchs_folder_that_is_not_safe_hides_nothing(run, folder, monkeypatch):
+    local, own = folder.path.parent, folder.path.with_name("own")
+    own.mkdir()
+    unsafe = local / f"headrace-launch-{os.geteuid()}" / "abc-0" / "run"
+    unsafe.mkdir(parents=True)
+    unsafe.chmod(0o755)
+    (unsafe / "socket").touch()
+    monkeypatch.delenv("HEADRACE_RUNTIME_DIR")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(own))
+    monkeypatch.setenv("TMPDIR", str(local))
+    ended = run("top", "--once", "--interval", "0.1")
+    shutil.rmtree(own)
+    shutil.rmtree(unsafe.parents[1])
+    assert (ended.code, ended.out.partition(" in ")[0]) == (1, "no node daemon runs")
+
+
 def test_once_in_a_pipe_is_plain(run, busy):
     ended = run("top", "--once", "--interval", "0.1")
     assert ended.code == 0

@@ -58,6 +58,8 @@ def test_two_lives_of_one_job_differ_in_how_far_they_came():
     told = [each.key for each in compare(RUN, RUN | far | {"run": {"job": "2"}})]
     assert "order.position" in told[:4]
     assert not compare(RUN, RUN | {"order": {"seed": 8}} | life)[0].incidental
+    other = {"order": far["order"] | {"hash": "0200"}}  # at the same place: another order
+    assert not compare(RUN | far, RUN | other | life)[0].incidental
 
 
 def test_what_may_change_results_is_told(tmp_path):

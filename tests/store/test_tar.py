@@ -98,6 +98,12 @@ def test_long_and_odd_names(tmp_path, fmt):
         assert bytes(store.read("noext")) == b"5"
 
 
+def test_a_tar_is_one_whatever_its_first_member_is(tmp_path):
+    make_tar(tmp_path / "shard", [("a.h5", b"\x89HDF\r\n\x1a\n" + bytes(600))])
+    with open_store(tmp_path / "shard") as store:
+        assert bytes(store.read("a")) == b"\x89HDF\r\n\x1a\n" + bytes(600)
+
+
 def test_ustar_prefix(tmp_path):
     name = "p" * 80 + "/" + "q" * 60 + "/x.bin"
     make_tar(tmp_path / "a.tar", [(name, b"data")], tarfile.USTAR_FORMAT)

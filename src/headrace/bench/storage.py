@@ -139,7 +139,10 @@ def _scratch(path: str) -> Iterator[str]:
         try:
             folder = tempfile.mkdtemp(prefix=".headrace-storage-", dir=path)
         except OSError as e:
-            raise BenchError(f"{path} cannot be written to: {e.strerror}.", path=path) from e
+            raise BenchError(
+                f"{path} cannot be written to: {e.strerror}.", path=path,
+                next_step="Name a folder on the mount in which you may write.",
+            ) from e  # fmt: skip
         try:
             yield folder
         except BaseException:

@@ -309,7 +309,7 @@ def _of_training(workload: Workload, run: BenchRecord) -> dict[str, Any]:
     """What DLIO has no names for."""
     window, batch = window_of(workload), workload.reader.batch_size
     each = [_of_repeat(workload, one) for one in run.repeats or [run]]
-    own: dict[str, Any] = _mean(each)
+    own: dict[str, Any] = _mean(each) | {"page_cache_share": _cached_share(run)}
     au = metrics.confidence([one["au_percent"] for one in each])
     ceiling_au = None
     if run.ceiling:
@@ -339,10 +339,6 @@ def _of_repeat(workload: Workload, run: BenchRecord) -> dict[str, Any]:
     """The figures of one repeat, of which those of several are means."""
     window, batch = window_of(workload), workload.reader.batch_size
     train = [block for block in run.blocks if block.kind == "train"]
-    resident = run.residency.get("share")
-    if run.provenance.get("simulated") is not None:  # it lies in the page cache, and is slowed down
-        resident = None
-    passes = max((block.epoch for block in train), default=0)
     late = np.concatenate([block.late_s for block in run.blocks]) if train else ()
     waits = [block.load_s[window.bounds(block.steps)] for block in train]
     formulas: tuple[metrics.Formula, ...] = ("upstream", "mlcommons")
@@ -361,9 +357,19 @@ def _of_repeat(workload: Workload, run: BenchRecord) -> dict[str, Any]:
         "late_s": metrics.percentiles(late),
         "bytes": run.nbytes,
         "page_cache_bytes": max(0, run.nbytes - run.device_bytes),
-        "page_cache_share": metrics.cached_share(run.nbytes, run.device_bytes, resident, passes),
         "cpu_s_per_gb": run.cpu_s / (run.nbytes / 1e9) if run.nbytes else None,
     }
+
+
+def _cached_share(run: BenchRecord) -> float | None:
+    """Of all repeats together: what was in memory is known before the first alone."""
+    resident = run.residency.get("share")
+    if run.provenance.get("simulated") is not None:  # it lies in the page cache, and is slowed down
+        resident = None
+    each = run.repeats or [run]
+    passes = sum(max((b.epoch for b in one.blocks if b.kind == "train"), default=0) for one in each)
+    nbytes, from_device = sum(one.nbytes for one in each), sum(one.device_bytes for one in each)
+    return metrics.cached_share(nbytes, from_device, resident, passes)
 
 
 def time_to_solution(phases_s: Mapping[str, float]) -> dict[str, float]:

@@ -276,6 +276,7 @@ class _Observer:
             ControlError: the controller does not answer.
         """
         from headrace.cluster.launch.folders import daemon_folders, local_folder
+        from headrace.errors import HeadraceError
         from headrace.node.daemon import ask_status
         from headrace.node.link import LinkLost
         from headrace.runtime import FOLDER_VARIABLE, RuntimeFolder, runtime_folder
@@ -284,7 +285,9 @@ class _Observer:
         is_named = FOLDER_VARIABLE in os.environ
         launched = [] if is_named else daemon_folders(local_folder(None, os.environ))
         for folder in (runtime_folder(), *map(RuntimeFolder, launched)):
-            with contextlib.suppress(FileNotFoundError, LinkLost):
+            # Of a launch's folder, that is another user's or version's, nothing is said.
+            others = (HeadraceError,) if folder.path in launched else ()
+            with contextlib.suppress(FileNotFoundError, LinkLost, *others):
                 state = ask_status(folder)
                 self.board = self._watches[folder.path].look(state, time.monotonic())
                 self.folder = folder

@@ -8,7 +8,6 @@ import shutil
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from importlib import import_module
@@ -146,7 +145,7 @@ class JobStatus:
         )
         return replace(
             self, cause=words.cause or self.cause, resumed=words.resumed or self.resumed,
-            nodes=words.nodes or self.nodes,
+            nodes=words.nodes if words.nodes and {*words.nodes} <= {*self.nodes} else self.nodes,
         )  # fmt: skip
 
     @property
@@ -371,8 +370,22 @@ _POLL_S = 0.1
 def _begin_of_last(path: Path, lines: int) -> int:
     """Where the last so many lines of a file begin."""
     with path.open("rb") as f:
-        last = deque(f, maxlen=lines)
-        return f.tell() - sum(map(len, last))
+        end = position = f.seek(0, os.SEEK_END)
+        # An end of line that ends the file begins none.
+        lines += 1
+        while position:
+            begin = max(0, position - _PIECE_BYTES)
+            f.seek(begin)
+            piece = f.read(position - begin)
+            if position == end and not piece.endswith(b"\n"):
+                lines -= 1
+            at = len(piece)
+            while (at := piece.rfind(b"\n", 0, at)) >= 0:
+                lines -= 1
+                if lines == 0:
+                    return begin + at + 1
+            position = begin
+    return 0
 
 
 class _Patience:

@@ -195,7 +195,13 @@ def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ManifestDifferen
     """What differs between two manifests, sorted by key; what may change results comes first."""
     flat_a, flat_b = _flat(a), _flat(b)
     job = flat_a.get("run.job")
-    incidental = (*_INCIDENTAL, *(_OF_ONE_LIFE if job and job == flat_b.get("run.job") else ()))
+    # At the same place another hash is another order.
+    lives = (
+        job
+        and job == flat_b.get("run.job")
+        and any(flat_a.get(key) != flat_b.get(key) for key in _OF_ONE_LIFE if key != "order.hash")
+    )
+    incidental = (*_INCIDENTAL, *(_OF_ONE_LIFE if lives else ()))
     differences = [
         ManifestDifference(key, flat_a.get(key), flat_b.get(key), _matches(key, incidental))
         for key in flat_a.keys() | flat_b.keys()
@@ -375,6 +381,8 @@ def judge(
             )
         if report.job:
             again = f"`headrace cluster resubmit {report.job}` goes on from what it saved last."
+            if not report.steps and not report.next_step:  # it never trained
+                again = f"Mend that, and start it again: `headrace cluster resubmit {report.job}`."
             report.next_step = " ".join(filter(None, (report.next_step, again)))
     elif agreement is not None and agreement.phase is StopPhase.LATE:
         report.outcome, report.exit_code = "failed", 128 + signal.SIGKILL

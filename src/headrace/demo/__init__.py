@@ -429,7 +429,7 @@ def run(options: DemoOptions, phase: Phase | None = None) -> DemoReport:
     with api.open(packed.held_out) as store:
         assert store.labels is not None
         chance = float(np.bincount(store.labels).max() / len(store))
-    measured = _compare(packed, options, phase)
+    measured = _compare(packed, options)
     seconds = time.perf_counter() - started
     report = DemoReport(packed, epochs, interruption, chance, measured, seconds)
     (options.out / "report.json").write_text(json.dumps(report.to_dict(), indent=2))
@@ -512,7 +512,7 @@ class _Files(torch_data.Dataset[Any]):
         return decode(Path(path).read_bytes()), label
 
 
-def _compare(packed: PackedImages, options: DemoOptions, phase: Phase) -> list[LoaderPass]:
+def _compare(packed: PackedImages, options: DemoOptions) -> list[LoaderPass]:
     """Measure the loaders in turn, three times each; a loader's median pass counts."""
     batch_size = options.batch_size
     with api.open(packed.train) as store:
@@ -539,16 +539,11 @@ def _compare(packed: PackedImages, options: DemoOptions, phase: Phase) -> list[L
     try:
         for work in _WORKS:
             measured: dict[str, list[LoaderPass]] = {name: [] for name in loaders}
-            _tell(work)
-            turns = [*loaders.items()] * PASSES
-            with phase(f"comparing, {work}", "passes") as tell:
-                for done, (name, make) in enumerate(turns):
-                    if tell is not None:  # between passes: nothing runs beside one
-                        tell(done, len(turns), 0, None)
-                    step = (
-                        _train_step(len(packed.classes), batch_size) if work == "training" else None
-                    )
-                    measured[name].append(_measure(work, name, islice(make(), steps), step))
+            turns = [*loaders.items()] * PASSES  # without a bar, whose thread would run beside them
+            _tell(f"comparing, {work}: {len(turns)} passes")
+            for name, make in turns:
+                step = _train_step(len(packed.classes), batch_size) if work == "training" else None
+                measured[name].append(_measure(work, name, islice(make(), steps), step))
             passes += [
                 sorted(some, key=lambda one: one.samples_per_s)[PASSES // 2]
                 for some in measured.values()

@@ -90,7 +90,7 @@ class ClusterSource:
         now, layout = self._clock(), None
         parts = self._try(notes, "history", lambda: self._history().parts(now - NOW_S, now))
         if parts == [] and isinstance(history := self._history(), FileHistory):
-            ago = duration_text(now - history.written_s())
+            ago = duration_text(max(0.0, now - history.written_s()))
             notes.append(f"Agents wrote last {ago} ago: none runs any more, or none sees a job.")
         if self._layout is not None:
             layout = self._try(notes, "layout", self._layout)

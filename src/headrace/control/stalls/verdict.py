@@ -325,9 +325,8 @@ def _decode_line(case: _Case) -> str:
     stood_s = case.reading.stood_s
     if 2.0 * stood_s > case.causes[Cause.DECODE]:
         return (
-            f"your data set's __getitem__: it slept, locked or waited for something, for a processor perhaps, and training "
-            f"for it for "
-            f"{stood_s:.3g} s, but for no storage ({case.seen.without_storage})"
+            "your data set's __getitem__: it slept, locked or waited for something, for a processor perhaps, "
+            f"and training for it for {stood_s:.3g} s, but for no storage ({case.seen.without_storage})"
         )
     if not work:  # TensorFlow's own threads do not say
         return "decoding took that time while the batch was waited for"

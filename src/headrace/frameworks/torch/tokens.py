@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from os import PathLike
 
+    import numpy as np
     from numpy.typing import NDArray
     from torch.utils.data import Sampler
 
@@ -52,6 +53,11 @@ class TokenTensors:
 
     def __repr__(self) -> str:
         return f"TokenTensors({self.batch!r})"
+
+    @property
+    def indices(self) -> NDArray[np.int64]:
+        """The number of each window; see `headrace.TokenBatch`."""
+        return self.batch.indices
 
     @property
     def sources(self) -> list[str]:

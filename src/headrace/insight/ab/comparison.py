@@ -383,7 +383,7 @@ def report(comparison: Comparison) -> str:
 
 
 def _table(comparison: Comparison) -> Iterator[str]:
-    yield f"{'median of a run':<{_LABEL}}{'without':>12}{'with':>12}   without / with (95 %)"
+    yield f"{'median of a run':<{_LABEL}}{'without':>12}{'with':>12}   ratio of pairs (95 %)"
     for measure in comparison.measures:
         if measure.without is None or measure.with_ is None:
             continue

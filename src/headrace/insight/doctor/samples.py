@@ -204,7 +204,9 @@ def _scaled(pixels: list[int], data: bytes) -> int:
     image = Image.open(io.BytesIO(data))
     if image.width * image.height > _PIXELS_MAX:
         size = f"{image.width:,} x {image.height:,} pixels"
-        raise ValueError(f"{size}, too large to be tried: a loader takes seconds for it, which are in no figure here")
+        raise ValueError(
+            f"{size}, too large to be tried: a loader takes seconds for it, which are in no figure here"
+        )
     pixels.append(image.width * image.height)
     small = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     return np.asarray(small).nbytes

@@ -69,8 +69,7 @@ def lines_of(diagnosis: Diagnosis, width: int = WIDTH) -> list[tuple[str, str]]:
     lines += [("fact", line) for line in _expected(diagnosis, width)]
     lines += [("verdict", line) for line in labelled("verdict", diagnosis.verdict, width=width)]
     for number, advice in enumerate(diagnosis.advice[: 1 + _MORE_SHOWN]):
-        if number < 2:
-            lines.append(("fact", ""))
+        lines.append(("fact", ""))
         lines += _advice(("do first", "then", "")[min(number, 2)], advice, width)
     hidden = len(diagnosis.advice) - 1 - _MORE_SHOWN
     if hidden > 0:

@@ -303,6 +303,8 @@ def _detect_shard(head: bytes, name: str) -> str | None:
 
 def _detect_table(head: bytes, name: str) -> str | None:
     """Files of rows, by their magic; by name where it stands elsewhere or is damaged."""
+    if head[257:262] == b"ustar":  # whatever its first member is
+        return "tar"
     for kind, magics, endings in _TABLES:
         if head.startswith(magics) or name.endswith(endings):
             return kind
