@@ -7,7 +7,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 JOBS ?= $(shell nproc)
 # Processes that share the Python tests out, a module each: many tests wait for clusters and guests.
-TEST_JOBS ?= 5
+TEST_JOBS ?= 3
 SHARED_OUT = --numprocesses=$(TEST_JOBS) --dist=loadfile --no-loadscope-reorder
 # Extra arguments: make test PYTEST="-k order", make demo DATA=folder DEMO="--epochs 2"
 PYTEST ?=

@@ -211,7 +211,7 @@ def test_init_writes_a_file_that_holds(cluster, tmp_path):
     printed = cluster("batch", "-g", 2, "--dry-run", "-", text="#!/bin/sh\ntrue\n").stdout
     assert "#SBATCH --cpus-per-task=3\n" in printed
     assert "#SBATCH --time=00:20:00\n" in printed
-    assert "exists" in cluster("init", code=3).stderr
+    assert "is there already" in cluster("init", code=3).stderr
 
 
 def test_a_script_from_windows_runs(cluster, slurm, tmp_path):

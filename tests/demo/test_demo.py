@@ -71,7 +71,7 @@ def test_the_demo_trains_is_killed_resumes_in_the_same_order_and_compares(
     trained = [done for what, _, done, of in seen if what == "training" and of == images]
     assert trained[-1] == images
     assert len(trained) > 2 * 10
-    assert ("comparing, decoding", "passes", 11, 12) in seen
+    assert {what for what, *_ in seen} == {"training"}  # nothing runs beside what is compared
     stop = report.interruption
     assert stop.killed_by == 9
     assert 0 < stop.resumed_at < stop.killed_at < report.packed.train_samples
