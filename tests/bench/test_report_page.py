@@ -8,6 +8,7 @@ from headrace.bench.report import report_page
 from headrace.bench.results import load_runs, rank_blocks
 from headrace.bench.run import SessionOptions
 from headrace.bench.session import run_session
+from tests_shared import until
 
 from .test_mlpstorage import TINY
 from .test_report import HOSTILE, write_run
@@ -169,8 +170,14 @@ def test_what_the_browser_says_and_asks_is_seen(browser, tmp_path):
         "<img src='http://192.0.2.1/x.png'><script>console.error('oh')</script>"
     )
     browser.open(bad, width=400)
-    message, asked = browser.said_and_asked()
-    assert any("oh" in line for line in message)
-    assert asked == ["http://192.0.2.1/x.png"]
+    said, asked = set(), set()
+
+    def heard():  # the browser's log comes a moment later
+        for kind, more in zip((said, asked), browser.said_and_asked(), strict=True):
+            kind.update(more)
+        return any("oh" in line for line in said) and asked
+
+    until(heard)
+    assert asked == {"http://192.0.2.1/x.png"}
     assert any(each.startswith("P ") for each in browser.too_wide())
     assert "cut off: long" in browser.run(TEXTS)
