@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
+    from PIL import Image
 
     Images = tuple[NDArray[np.float32], NDArray[np.int64]]
 
@@ -80,28 +81,39 @@ def synthetic() -> Images:
     return points.astype(np.float32), labels.astype(np.int64)
 
 
-def clip_art() -> Images:
-    """The demo's images, at most 160 of a class."""
+def labelled_clip_art() -> Iterator[tuple[Image.Image, int]]:
+    """The demo's images, at most 160 of a class: in RGBA, with the numbers of their classes."""
     from PIL import Image
 
     from headrace.demo.images import DemoOptions, choose, list_images
 
     options = DemoOptions()
     choice = choose(list_images(options.source), options)
-    number = {name: i for i, name in enumerate(choice.classes)}
-    pictures, labels = [], []
     taken: Counter[str] = Counter()
     for file in choice.images:
         if taken[file.class_name] == CLIP_ART_OF_A_CLASS:
             continue
         taken[file.class_name] += 1
         with Image.open(file.path) as opened:
-            picture = opened.convert("RGBA")
-        white = Image.new("RGBA", picture.size, "white")
-        white.alpha_composite(picture)
-        small = white.convert("RGB").resize((CLIP_ART_PIXELS, CLIP_ART_PIXELS))
+            yield opened.convert("RGBA"), choice.classes.index(file.class_name)
+
+
+def over_white(picture: Image.Image) -> Image.Image:
+    """A picture in RGB, with white behind what is transparent."""
+    from PIL import Image
+
+    white = Image.new("RGBA", picture.size, "white")
+    white.alpha_composite(picture)
+    return white.convert("RGB")
+
+
+def clip_art() -> Images:
+    """The demo's images of 20 x 20 pixels."""
+    pictures, labels = [], []
+    for picture, label in labelled_clip_art():
+        small = over_white(picture).resize((CLIP_ART_PIXELS, CLIP_ART_PIXELS))
         pictures.append(np.asarray(small, np.float32).transpose(2, 0, 1) / 255 - 0.5)
-        labels.append(number[file.class_name])
+        labels.append(label)
     return np.array(pictures), np.array(labels, np.int64)
 
 

@@ -24,7 +24,7 @@ import numpy as np
 
 import headrace as hr
 from benchmarks import machine
-from benchmarks.accuracy import BATCH, CLIP_ART_OF_A_CLASS, RESULTS, SEEDS, network
+from benchmarks.accuracy import BATCH, RESULTS, SEEDS, labelled_clip_art, network, over_white
 from benchmarks.processes import leaving_nothing
 
 if TYPE_CHECKING:
@@ -33,32 +33,16 @@ if TYPE_CHECKING:
 SIDE, SIZE, EPOCHS = 384, 48, 20
 
 
-def pictures() -> list[tuple[bytes, int]]:
+def pictures() -> Iterator[tuple[bytes, int]]:
     """JPEGs and their labels."""
-    from PIL import Image
-
-    from headrace.demo.images import DemoOptions, choose, list_images
-
-    options = DemoOptions()
-    choice = choose(list_images(options.source), options)
-    taken = dict.fromkeys(choice.classes, 0)
-    made = []
-    for file in choice.images:
-        if taken[file.class_name] == CLIP_ART_OF_A_CLASS:
-            continue
-        taken[file.class_name] += 1
-        with Image.open(file.path) as opened:
-            picture = opened.convert("RGBA").resize((SIDE, SIDE))
-        white = Image.new("RGBA", picture.size, "white")
-        white.alpha_composite(picture)
-        white.convert("RGB").save(out := io.BytesIO(), "JPEG", quality=90)
-        made.append((out.getvalue(), choice.classes.index(file.class_name)))
-    return made
+    for picture, label in labelled_clip_art():
+        over_white(picture.resize((SIDE, SIDE))).save(out := io.BytesIO(), "JPEG", quality=90)
+        yield out.getvalue(), label
 
 
-def packed(folder: Path, made: list[tuple[bytes, int]], which: np.ndarray) -> Path:
+def packed(folder: Path, samples: list[tuple[bytes, int]], which: np.ndarray) -> Path:
     """A store of some of them."""
-    hr.pack(((f"{i:06d}.jpg", *made[i]) for i in which.tolist()), folder)
+    hr.pack(((f"{i:06d}.jpg", *samples[i]) for i in which.tolist()), folder)
     return folder
 
 
@@ -107,12 +91,15 @@ def accuracy(train: Path, held_out: Path, seed: int, *, exact: bool) -> float:
 
 def runs(seeds: tuple[int, ...]) -> Iterator[dict[str, Any]]:
     """Both ways with each seed."""
-    made = pictures()
+    samples = list(pictures())
     for seed in seeds:
-        out, kept = np.split(np.random.default_rng(seed).permutation(len(made)), [len(made) // 5])
+        out, kept = np.split(
+            np.random.default_rng(seed).permutation(len(samples)), [len(samples) // 5]
+        )
         with tempfile.TemporaryDirectory() as name:
             train, held_out = (
-                packed(Path(name) / part, made, which) for part, which in (("a", kept), ("b", out))
+                packed(Path(name) / part, samples, which)
+                for part, which in (("a", kept), ("b", out))
             )
             both = {
                 way: accuracy(train, held_out, seed, exact=way == "exact")
