@@ -285,7 +285,7 @@ class _Observer:
         is_named = FOLDER_VARIABLE in os.environ
         launched = [] if is_named else daemon_folders(local_folder(None, os.environ))
         for folder in (runtime_folder(), *map(RuntimeFolder, launched)):
-            # Of a launch's folder, that is another user's or version's, nothing is said.
+            # A launch's folder may be another user's, or another version's: it is passed over.
             others = (HeadraceError,) if folder.path in launched else ()
             with contextlib.suppress(FileNotFoundError, LinkLost, *others):
                 state = ask_status(folder)
