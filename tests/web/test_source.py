@@ -16,6 +16,7 @@ from headrace.control.client import Client, Endpoint
 from headrace.errors import ClusterError, TelemetryError
 from headrace.insight.usage import starving_of
 from headrace.telemetry.accounts import JobFacts, Ledger
+from headrace.telemetry.history import FileHistory
 from headrace.telemetry.writing import HistoryWriter, file_of
 from headrace.web.source import ClusterSource
 from headrace.web.views import UNKNOWN, nodes_of_scheduler
@@ -145,6 +146,19 @@ def test_history_that_nobody_writes_any_more_does_not_look_live(history, tmp_pat
     assert (cells(cluster), cluster.totals()["running"]) == ([], 0)
     (note,) = cluster.notes
     assert re.fullmatch(r"Agents wrote last .+ ago: none runs any more, or none sees a job\.", note)
+
+
+def test_a_history_that_goes_meanwhile_hides_no_nodes(history, monkeypatch):
+    def gone(self):
+        raise TelemetryError("there is no history in this folder.")
+
+    monkeypatch.setattr(FileHistory, "written_s", gone)
+    source = ClusterSource(
+        str(history),
+        layout=lambda: nodes_of_scheduler(snapshot()),
+        clock=lambda: time.time() + 3600,
+    )
+    assert len(source.cluster().nodes) == 3
 
 
 def test_a_schedulers_whole_error_is_shown(history):

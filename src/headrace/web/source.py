@@ -89,9 +89,10 @@ class ClusterSource:
         notes: list[str] = []
         now, layout = self._clock(), None
         parts = self._try(notes, "history", lambda: self._history().parts(now - NOW_S, now))
-        if parts == [] and isinstance(history := self._history(), FileHistory):
-            ago = duration_text(max(0.0, now - history.written_s()))
-            notes.append(f"Agents wrote last {ago} ago: none runs any more, or none sees a job.")
+        with contextlib.suppress(TelemetryError):  # a history may have gone meanwhile
+            if parts == [] and isinstance(history := self._history(), FileHistory):
+                ago = duration_text(max(0.0, now - history.written_s()))
+                notes.append(f"Agents wrote last {ago} ago: none runs any more, or none sees a job.")
         if self._layout is not None:
             layout = self._try(notes, "layout", self._layout)
         if self._state is not None:
