@@ -92,7 +92,9 @@ class ClusterSource:
         with contextlib.suppress(TelemetryError):  # a history may have gone meanwhile
             if parts == [] and isinstance(history := self._history(), FileHistory):
                 ago = duration_text(max(0.0, now - history.written_s()))
-                notes.append(f"Agents wrote last {ago} ago: none runs any more, or none sees a job.")
+                notes.append(
+                    f"Agents wrote last {ago} ago: none runs any more, or none sees a job."
+                )
         if self._layout is not None:
             layout = self._try(notes, "layout", self._layout)
         if self._state is not None:
