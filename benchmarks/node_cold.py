@@ -125,7 +125,7 @@ def _client(client: Client, volume: SlowVolume | None, ready: Connection) -> Non
 
 
 @contextlib.contextmanager
-def _daemon(volume: SlowVolume | None, ram_bytes: int) -> Iterator[RuntimeFolder]:
+def forked_daemon(volume: SlowVolume | None, ram_bytes: int) -> Iterator[RuntimeFolder]:
     """A daemon, forked from here, that reads from the simulated storage."""
     here = Path(tempfile.mkdtemp(prefix="hr-bench-"))
     folder = RuntimeFolder(here / "rt")
@@ -184,7 +184,7 @@ def _plane(plane: str, volume: SlowVolume | None, ram_bytes: int) -> Iterator[Ru
     if plane == "process":
         yield None
         return
-    with _daemon(volume, ram_bytes) as folder:
+    with forked_daemon(volume, ram_bytes) as folder:
         os.environ["HEADRACE_RUNTIME_DIR"] = str(folder.path)
         yield folder
 

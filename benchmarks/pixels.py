@@ -17,10 +17,12 @@ photographs. Writes raw runs to benchmarks/results/.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime as dt
 import importlib
 import json
 import math
+import multiprocessing
 import os
 import random
 import resource
@@ -68,11 +70,16 @@ OWN: dict[str, dict[str, Any]] = {
     "headrace, exact": {"exact": True},
     "headrace, float32": {"dtype": "float32"},
     "headrace, kept": {"keep": "decoded"},
+    "headrace, node, 1 job": {"keep": "decoded", "jobs": 1},
+    "headrace, node, 2 jobs": {"keep": "decoded", "jobs": 2},
     "headrace, lossless": {"packed": "lossless"},
     "headrace, decoded": {"packed": "decoded,short=256"},
 }
 """What differs from the plain recipe. Of what is kept, the second epoch is measured; `packed` is how `pack`
-rewrote the pictures (`images=`)."""
+rewrote the pictures (`images=`). `jobs` have the first epoch each, of the same pictures, which a node daemon
+decodes once; all that they get counts."""
+
+NODE_BYTES = 6 << 30
 
 
 def _write(job: tuple[Path, int, int, int, str, dict[str, Any]]) -> None:
@@ -138,7 +145,10 @@ def run(engine: str, folder: str, store: str, threads: int) -> dict[str, float]:
         (_evict if engine.endswith("cold") else _warm)(Path(source))
         make_loader, make_images = hr.loader, hr.Images  # which are imported as they are named
         begin, cpu = time.perf_counter(), _cpu_seconds()
+        jobs = recipe.pop("jobs", 0)
         images = make_images(size=224, flip=True, **recipe)
+        if jobs:
+            return _of_jobs(source, images, jobs)
         loader = make_loader(source, BATCH, seed=7, decode=images, decode_threads=threads)
         if images.keep:
             for _ in loader:
@@ -151,6 +161,42 @@ def run(engine: str, folder: str, store: str, threads: int) -> dict[str, float]:
         "pictures_per_s": count / seconds,
         "cpu_s_per_1000": 1000 * (_cpu_seconds() - cpu) / count,
     }
+
+
+def _of_jobs(source: str, images: Any, jobs: int) -> dict[str, float]:
+    """The first epoch of some jobs on one node, at the same time."""
+    from benchmarks.node_cold import forked_daemon
+    from headrace.node.daemon import ask_status
+
+    cpu = _cpu_seconds()
+    with forked_daemon(None, NODE_BYTES) as folder:
+        os.environ["HEADRACE_RUNTIME_DIR"] = str(folder.path)
+        with multiprocessing.get_context("fork").Pool(jobs) as pool:
+            begin = time.perf_counter()
+            counts = pool.starmap(_job, [(source, images, seed) for seed in range(jobs)])
+            seconds = time.perf_counter() - begin
+            pool.close()
+            pool.join()
+        (data,) = ask_status(folder)["datasets"]
+        if data["decoded"]["pictures"] != counts[0]:
+            raise RuntimeError(f"{data['decoded']} of {counts[0]} pictures")
+    return {
+        "pictures_per_s": sum(counts) / seconds,
+        "cpu_s_per_1000": 1000 * (_cpu_seconds() - cpu) / sum(counts),
+    }
+
+
+def _job(source: str, images: Any, seed: int) -> int:
+    import headrace as hr
+
+    os.environ["HEADRACE_JOB"] = f"job {seed}"
+    options = {"decode": images, "plane": "node"}
+    with contextlib.closing(hr.loader(source, BATCH, seed=seed, **options)) as loader:
+        count = sum(len(batch.pixels) for batch in loader)
+        (node,) = (stage for stage in loader.stages if stage.name == "node")
+        if node.report().direct_batches:
+            raise RuntimeError(f"not all came from the daemon: {node.report()}")
+    return count
 
 
 def run_apart(engine: str, folder: Path, store: Path, threads: int) -> dict[str, float]:
@@ -299,6 +345,8 @@ ROWS = {
     "headrace, exact": "headrace, `exact=True`",
     "headrace, float32": "headrace, float32 normalised",
     "headrace, kept": "headrace, kept decoded, second epoch",
+    "headrace, node, 1 job": "headrace, kept decoded on the node: one job, first epoch",
+    "headrace, node, 2 jobs": "the same, two jobs at a time, together",
     "headrace, lossless": "headrace, packed `lossless`",
     "headrace, decoded": "headrace, packed `decoded,short=256`",
     "OpenCV, threads": "OpenCV in threads (not antialiased)",

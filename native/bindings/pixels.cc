@@ -41,8 +41,10 @@ struct PoolHandle {
   std::unique_ptr<DecodePool> pool;
   std::shared_ptr<Arena> encoded;  // of pictures that come one by one
   const pid_t owner = getpid();
-  PoolHandle(unsigned threads, uint64_t retained_bytes, uint64_t kept_bytes)
-      : pool(std::make_unique<DecodePool>(threads, retained_bytes, kept_bytes)),
+  PoolHandle(unsigned threads, uint64_t retained_bytes, uint64_t kept_bytes, bool shared,
+             int done_fd)
+      : pool(std::make_unique<DecodePool>(threads, retained_bytes, kept_bytes,
+                                          shared ? Memory::kShared : Memory::kPrivate, done_fd)),
         encoded(Arena::make(retained_bytes)) {}
   ~PoolHandle() {
     if (getpid() != owner) {
@@ -318,6 +320,14 @@ void register_pixels(nb::module_& m) {
           "pixels", [](nb::handle_t<DecodeJob> self) { return pixel_bytes(self, 0); },
           "uint8, shape (samples, bytes of one), once it is done.")
       .def("output", &pixel_bytes, "output"_a, "The same of each picture's n-th output.")
+      .def_prop_ro(
+          "reduced",
+          [](nb::handle_t<DecodeJob> self) {
+            const DecodeJob& job = finished(self);
+            return job.reduced ? job.reduced : job.batch;
+          },
+          nb::sig("def reduced(self, /) -> Batch"),
+          "The batch with its pictures as PPM, reduced, but for those that cannot be decoded here.")
       .def_prop_ro("masks", &mask_bytes, "uint8, shape (samples, pixels of one), likewise.")
       .def_prop_ro("mappings", &mappings, "float64, shape (samples, 4): see decode.h.")
       .def_prop_ro(
@@ -343,8 +353,8 @@ void register_pixels(nb::module_& m) {
           nb::sig("def times(self, /) -> tuple[float, float, float, float]"),
           "When it began and ended, monotonic; seconds of threads and of processors that it took.");
   nb::class_<PoolHandle>(m, "DecodePool", "Threads that decode pictures.")
-      .def(nb::init<unsigned, uint64_t, uint64_t>(), "threads"_a, "retained_bytes"_a,
-           "kept_bytes"_a = 0)
+      .def(nb::init<unsigned, uint64_t, uint64_t, bool, int>(), "threads"_a, "retained_bytes"_a,
+           "kept_bytes"_a = 0, "shared"_a = false, "done_fd"_a = -1)
       .def_prop_ro(
           "kept", [](const PoolHandle& handle) { return handle.pool->kept().held(); },
           "Pictures that are kept decoded, and their bytes.")
@@ -375,6 +385,17 @@ void register_pixels(nb::module_& m) {
           "mask_part"_a = nb::none(), "mask_fill"_a = 0,
           "Queues one batch; returns at once. Steps: float64, shape (samples, of each, 7), in the "
           "order of augment.h's Step.")
+      .def(
+          "reduce",
+          [](PoolHandle& handle, const Recipe& recipe, std::shared_ptr<io::Batch> batch,
+             uint64_t part) {
+            const WithoutGil released;
+            return handle.pool->submit(
+                {.recipes = {recipe}, .batch = std::move(batch), .part = part, .reduces = true});
+          },
+          "recipe"_a, "batch"_a, "part"_a,
+          "Queues a batch whose pictures become what `keep_short` keeps of them; see "
+          "`DecodeJob.reduced`.")
       .def(
           "submit_given", &submit_given, "recipes"_a, "pictures"_a, "cuts"_a,
           "steps"_a = nb::none(),

@@ -9,6 +9,8 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cstring>
+#include <memory>
 #include <utility>
 
 #include "bindings/arrays.h"
@@ -232,8 +234,56 @@ std::shared_ptr<Batch> gather(ReaderHandle& handle, const nb::list& pieces) {
   return handle.reader->gather(list);
 }
 
+// Of memory that a Python object keeps. Whoever is last to let go of it, on whatever thread, lets
+// go of the object, unless the interpreter ends.
+BufferPtr lent_buffer(const ArrayIn<uint8_t>& data) {
+  auto* memory = const_cast<std::byte*>(reinterpret_cast<const std::byte*>(data.data()));
+  auto* buffer = new Buffer{.data = memory, .capacity = data.size()};
+  return {buffer, [data = std::make_unique<ArrayIn<uint8_t>>(data)](const Buffer* b) mutable {
+            delete b;
+            const Visit visit;
+            if (visit) {
+              data.reset();
+            } else {
+              (void)data.release();
+            }
+          }};
+}
+
+std::shared_ptr<Batch> lent(const ArrayIn<uint8_t>& data, const ArrayIn<int64_t>& indices,
+                            const ArrayIn<int64_t>& offsets, const ArrayIn<int64_t>& lengths,
+                            const ArrayIn<int64_t>& labels, uint64_t parts, const nb::bytes& way) {
+  const auto vector = [](const ArrayIn<int64_t>& array) {
+    return std::vector<int64_t>(array.data(), array.data() + array.size());
+  };
+  auto batch = std::make_shared<Batch>();
+  batch->bytes = data.size();
+  batch->samples = indices.size();
+  batch->parts = parts;
+  batch->indices = vector(indices);
+  batch->offsets = vector(offsets);
+  batch->lengths = vector(lengths);
+  batch->labels = vector(labels);
+  const uint64_t slots = batch->samples * parts;
+  expect(offsets.size() == slots && lengths.size() == slots && labels.size() == batch->samples,
+         "the batch has other samples than were asked for");
+  for (uint64_t i = 0; i < slots; ++i) {
+    const auto at = static_cast<uint64_t>(batch->offsets[i]);
+    const auto size = static_cast<uint64_t>(batch->lengths[i]);
+    expect(at <= batch->bytes && size <= batch->bytes - at,
+           "the batch has samples outside its bytes");
+  }
+  if (way.size() == sizeof batch->way) std::memcpy(&batch->way, way.c_str(), way.size());
+  batch->buffer = lent_buffer(data);
+  return batch;
+}
+
 void register_batch(nb::module_& m) {
   nb::class_<Batch>(m, "Batch", "Bytes of some samples in one buffer.")
+      .def_static("lent", &lent, nb::kw_only(), "data"_a, "indices"_a, "offsets"_a, "lengths"_a,
+                  "labels"_a, "parts"_a, "way"_a,
+                  "A batch in memory that `data` keeps, uint8, as long as anybody looks at it; the "
+                  "rest as its properties give it. ValueError: samples lie outside.")
       .def_prop_ro("data", &batch_data, "uint8, the used bytes of the buffer.")
       .def_prop_ro("offsets", &batch_array<&Batch::offsets>,
                    "int64, samples x parts: where each slot starts in `data`.")

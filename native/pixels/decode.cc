@@ -144,6 +144,10 @@ std::unique_ptr<Decoder> make_decoder(Format format) {
 
 }  // namespace
 
+std::string KeptPictures::Kept::head() const {
+  return "P6\n" + std::to_string(width) + " " + std::to_string(height) + "\n255\n";
+}
+
 std::shared_ptr<const KeptPictures::Kept> KeptPictures::find(uint64_t index) const {
   const std::lock_guard lock(mutex_);
   const auto at = pictures_.find(index);
@@ -183,11 +187,7 @@ Reason Worker::decode(std::span<const Output> outputs, std::span<const uint8_t> 
       }
     }
     Header header;
-    if (Reason odd = open(bytes, recipe.orient, &header); !odd.empty()) return odd;
-    if (uint64_t{1} * header.width * header.height > recipe.pixels_max) {
-      return "it has " + size_of(header) + ", more than the " + std::to_string(recipe.pixels_max) +
-             " of max_pixels";
-    }
+    if (Reason odd = open_within(recipe, bytes, &header); !odd.empty()) return odd;
     return reduced(outputs, header, *open_, kept);
   });
   if (reason.empty()) return {};
@@ -195,16 +195,45 @@ Reason Worker::decode(std::span<const Output> outputs, std::span<const uint8_t> 
   return reason;
 }
 
+Reason Worker::open_within(const Recipe& recipe, std::span<const uint8_t> bytes, Header* header) {
+  if (Reason odd = open(bytes, recipe.orient, header); !odd.empty()) return odd;
+  if (uint64_t{1} * header->width * header->height <= recipe.pixels_max) return {};
+  return "it has " + size_of(*header) + ", more than the " + std::to_string(recipe.pixels_max) +
+         " of max_pixels";
+}
+
+Reason Worker::reduce(const Recipe& recipe, std::span<const uint8_t> bytes,
+                      std::shared_ptr<const KeptPictures::Kept>* picture) {
+  return within_memory([&]() -> Reason {
+    Header header;
+    if (Reason odd = open_within(recipe, bytes, &header); !odd.empty()) return odd;
+    return reduction(recipe, header, *open_, picture);
+  });
+}
+
+Reason Worker::reduction(const Recipe& recipe, const Header& header, Decoder& decoder,
+                         std::shared_ptr<const KeptPictures::Kept>* picture) {
+  const auto [width, height] = upright(header);
+  const Recipe whole = recipe.reduction(width, height);
+  auto kept = std::make_shared<KeptPictures::Kept>(
+      KeptPictures::Kept{whole.width, whole.height, std::vector<uint8_t>(whole.output_bytes())});
+  const Output output{&whole, {}, kept->rgb.data()};
+  if (Reason reason = decoded({&output, 1}, header, decoder); !reason.empty()) return reason;
+  *picture = std::move(kept);
+  return {};
+}
+
 Reason Worker::reduced(std::span<const Output> outputs, const Header& header, Decoder& decoder,
                        KeptPictures* kept) {
   const Output& first = outputs.front();
-  if (first.recipe->keep_short == 0) return decoded(outputs, header, decoder);
   const auto [width, height] = upright(header);
-  const Recipe reduction = first.recipe->reduction(width, height);
-  auto picture = std::make_shared<KeptPictures::Kept>(KeptPictures::Kept{
-      reduction.width, reduction.height, std::vector<uint8_t>(reduction.output_bytes())});
-  const Output whole{&reduction, {}, picture->rgb.data()};
-  if (Reason reason = decoded({&whole, 1}, header, decoder); !reason.empty()) return reason;
+  // Pixels that somebody else has reduced.
+  const bool done = &decoder == decoders_[static_cast<size_t>(Format::kPpm)].get() &&
+                    std::min(width, height) <= first.recipe->keep_short &&
+                    (kept == nullptr || kept->keeps_none());
+  if (first.recipe->keep_short == 0 || done) return decoded(outputs, header, decoder);
+  std::shared_ptr<const KeptPictures::Kept> picture;
+  if (Reason odd = reduction(*first.recipe, header, decoder, &picture); !odd.empty()) return odd;
   if (kept != nullptr) kept->add(first.draw.index, picture);
   PpmDecoder pixels(picture->rgb.data(), picture->width);
   return decoded(outputs, {.width = picture->width, .height = picture->height}, pixels);

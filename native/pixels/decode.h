@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -24,6 +25,8 @@ class KeptPictures {
   struct Kept {
     int width, height;
     std::vector<uint8_t> rgb;  // rows of red, green, blue
+    // The same as a file, PPM: its head, which the pixels follow.
+    std::string head() const;
   };
 
   explicit KeptPictures(size_t budget_bytes) : budget_(budget_bytes) {}
@@ -35,6 +38,7 @@ class KeptPictures {
   void add(uint64_t index, std::shared_ptr<const Kept> picture);
   // How many, and their bytes.
   std::pair<size_t, size_t> held() const;
+  bool keeps_none() const { return budget_ == 0; }
 
  private:
   const size_t budget_;
@@ -62,6 +66,10 @@ class Worker {
     return decode(std::span(&one, 1), bytes, kept);
   }
 
+  // What a recipe with `keep_short` keeps of a picture, or why there is none.
+  Reason reduce(const Recipe& recipe, std::span<const uint8_t> bytes,
+                std::shared_ptr<const KeptPictures::Kept>* picture);
+
   // The mask of the picture that was decoded or resized last: a PNG of one channel and at most 8
   // bits, as large as the picture is upright. Its numbers follow the picture's crop, flips and
   // affine steps, nearest neighbour as Pillow's; `fill` is what comes from outside. Writes a byte
@@ -80,6 +88,10 @@ class Worker {
   void resize(const Output& one, const uint8_t* rgb, int width, int height);
 
  private:
+  // Opens a picture that is not too large.
+  Reason open_within(const Recipe& recipe, std::span<const uint8_t> bytes, Header* header);
+  Reason reduction(const Recipe& recipe, const Header& header, Decoder& decoder,
+                   std::shared_ptr<const KeptPictures::Kept>* picture);
   // Of an open picture; with `keep_short` from what it is reduced to.
   Reason reduced(std::span<const Output> outputs, const Header& header, Decoder& decoder,
                  KeptPictures* kept);

@@ -4,12 +4,16 @@
 #include "pixels/decode.h"
 
 #include <doctest/doctest.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <limits>
 #include <random>
+#include <string>
 #include <utility>
 
 #include "core/error.h"
@@ -203,6 +207,57 @@ TEST_CASE("A pool decodes all pictures of all batches, while its threads are tur
     }
   }
   CHECK(pool.stats().pictures == 120);
+}
+
+TEST_CASE("A pool reduces pictures for other processes, and rings when a batch is done") {
+  std::vector<uint8_t> ppm(3 * 60 * 40);
+  const auto pixels = noise(ppm.size(), 1);
+  const std::string head = "P6\n60 40\n255\n";
+  ppm.assign(head.begin(), head.end());
+  ppm.insert(ppm.end(), pixels.begin(), pixels.end());
+  const auto junk = noise(100, 2);
+  Recipe recipe;
+  recipe.width = recipe.height = 1;
+  recipe.keep_short = 20;
+  const int rung = eventfd(0, EFD_CLOEXEC);
+  {
+    DecodePool pool(3, 1 << 20, 0, Memory::kShared, rung);
+    std::vector<std::shared_ptr<DecodeJob>> jobs;
+    for (int i = 0; i < 20; ++i) {
+      jobs.push_back(
+          pool.submit({.recipes = {recipe}, .batch = batch_of({ppm, junk, {}}), .reduces = true}));
+    }
+    for (const auto& job : jobs) {
+      REQUIRE(job->wait(60));
+      REQUIRE(job->reduced);
+      const io::Batch& batch = *job->reduced;
+      const auto* data = reinterpret_cast<const char*>(batch.buffer->data);
+      const std::string small = "P6\n30 20\n255\n";
+      CHECK(batch.buffer->fd >= 0);
+      CHECK(std::string(data + batch.offsets[0], small.size()) == small);
+      CHECK(batch.lengths ==
+            std::vector<int64_t>{static_cast<int64_t>(small.size()) + 3 * 30 * 20, 100, 0});
+      CHECK(std::memcmp(data + batch.offsets[1], junk.data(), junk.size()) == 0);
+    }
+    uint64_t count = 0;
+    REQUIRE(eventfd_read(rung, &count) == 0);
+    CHECK(count == 20);
+    Recipe keeps_none;
+    CHECK_THROWS_AS(
+        (void)pool.submit({.recipes = {keeps_none}, .batch = batch_of({ppm}), .reduces = true}),
+        Error);
+  }
+  // Without a file descriptor left, no memory can be shared: whoever asked has what was read.
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  const rlimit none{0, before.rlim_max};
+  DecodePool poor(1, 0, 0, Memory::kShared);
+  setrlimit(RLIMIT_NOFILE, &none);
+  const auto job = poor.submit({.recipes = {recipe}, .batch = batch_of({ppm}), .reduces = true});
+  CHECK(job->wait(60));
+  setrlimit(RLIMIT_NOFILE, &before);
+  CHECK(!job->reduced);
+  close(rung);
 }
 
 TEST_CASE("A pool that ends leaves no job waiting") {

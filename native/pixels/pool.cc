@@ -1,9 +1,12 @@
 #include "pixels/pool.h"
 
+#include <sys/eventfd.h>
 #include <time.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
+#include <new>
 
 #include "core/error.h"
 
@@ -47,6 +50,7 @@ Reason DecodeJob::follow(Worker& worker, uint64_t sample) {
 }
 
 void DecodeJob::clear(uint64_t sample) {
+  if (reduces) return;
   std::fill_n(at(sample), sample_bytes(), std::byte{0});
   const size_t each = recipes.back().output_pixels();
   if (masks) std::fill_n(masks->data + sample * each, each, std::byte{mask_fill});
@@ -60,8 +64,49 @@ Output DecodeJob::output(uint64_t sample, size_t output) const {
           at(sample, output)};
 }
 
-DecodePool::DecodePool(unsigned threads, size_t retained_bytes, size_t kept_bytes)
-    : arena_(Arena::make(retained_bytes)), kept_(kept_bytes) {
+void DecodeJob::reduce(Worker& worker, uint64_t sample, Arena& arena) {
+  // Why not, its reader will find out as well.
+  (void)worker.reduce(recipes.front(), encoded(sample, part), &pictures_[sample]);
+  if (unreduced_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  try {
+    reduced = with_reduced(arena);
+  } catch (const Error&) {
+  } catch (const std::bad_alloc&) {
+  }
+  pictures_.clear();
+}
+
+std::shared_ptr<io::Batch> DecodeJob::with_reduced(Arena& arena) const {
+  auto result = std::make_shared<io::Batch>(*batch);
+  result->bytes = 0;
+  for (uint64_t slot = 0; slot < batch->lengths.size(); ++slot) {
+    const auto& picture = pictures_[slot / batch->parts];
+    if (slot % batch->parts == part && picture) {
+      const size_t bytes = picture->head().size() + picture->rgb.size();
+      result->lengths[slot] = static_cast<int64_t>(bytes);
+    }
+    result->offsets[slot] = static_cast<int64_t>(result->bytes);
+    result->bytes += static_cast<uint64_t>(result->lengths[slot]);
+  }
+  result->buffer = arena.acquire(std::max<size_t>(1, result->bytes));
+  for (uint64_t slot = 0; slot < batch->lengths.size(); ++slot) {
+    std::byte* to = result->buffer->data + result->offsets[slot];
+    const auto& picture = pictures_[slot / batch->parts];
+    if (slot % batch->parts == part && picture) {
+      const std::string head = picture->head();
+      std::memcpy(to, head.data(), head.size());
+      std::memcpy(to + head.size(), picture->rgb.data(), picture->rgb.size());
+    } else if (batch->lengths[slot] != 0) {
+      std::memcpy(to, batch->buffer->data + batch->offsets[slot],
+                  static_cast<size_t>(batch->lengths[slot]));
+    }
+  }
+  return result;
+}
+
+DecodePool::DecodePool(unsigned threads, size_t retained_bytes, size_t kept_bytes, Memory memory,
+                       int done_fd)
+    : done_fd_(done_fd), arena_(Arena::make(retained_bytes, memory)), kept_(kept_bytes) {
   turn(threads);
 }
 
@@ -103,8 +148,16 @@ std::shared_ptr<DecodeJob> DecodePool::submit(DecodeRequest request) {
   const uint64_t samples = job->batch->samples, outputs = samples * job->recipes.size();
   expect(outputs == 0 ? job->steps.empty() : job->steps.size() % outputs == 0,
          "there are not as many augmentations of each picture");
-  job->pixels = arena_->acquire(std::max<size_t>(1, samples * job->sample_bytes()));
-  for (uint64_t i = 0; i < outputs; ++i) {
+  expect(!job->reduces || (job->recipes.size() == 1 && job->recipes.front().keep_short != 0),
+         "pictures are reduced by one recipe with keep_short");
+  job->left_ = job->unreduced_ = samples;
+  if (job->reduces) {
+    job->pictures_.resize(samples);
+  } else {
+    job->pixels = arena_->acquire(std::max<size_t>(1, samples * job->sample_bytes()));
+    job->mappings.resize(samples);
+  }
+  for (uint64_t i = 0; i < outputs && !job->reduces; ++i) {
     const auto [recipe, draw, out] = job->output(i / job->recipes.size(), i % job->recipes.size());
     check(draw.steps, recipe->width, recipe->height);
   }
@@ -112,8 +165,6 @@ std::shared_ptr<DecodeJob> DecodePool::submit(DecodeRequest request) {
     const size_t each = job->recipes.back().output_pixels();
     job->masks = arena_->acquire(std::max<size_t>(1, samples * each));
   }
-  job->mappings.resize(samples);
-  job->left_ = samples;
   job->begun_s = job->ended_s = seconds_of(CLOCK_MONOTONIC);
   const std::lock_guard lock(mutex_);
   std::erase_if(held_, [](const auto& held) { return held.expired(); });
@@ -128,7 +179,9 @@ DecodeStats DecodePool::stats() const {
   const std::lock_guard lock(mutex_);
   DecodeStats stats = stats_;
   for (const auto& held : held_) {
-    if (const auto job = held.lock()) stats.buffered_bytes += job->pixels->capacity;
+    if (const auto job = held.lock(); job && job->pixels) {
+      stats.buffered_bytes += job->pixels->capacity;
+    }
   }
   return stats;
 }
@@ -142,19 +195,25 @@ void DecodePool::work(unsigned number) {
     wake_.wait(lock, [&] { return closed_ || (number < wanted_ && !jobs_.empty()); });
     if (number < wanted_) stats_.idle_s += seconds_of(CLOCK_MONOTONIC) - asleep_s;
     if (closed_) return;
-    const std::shared_ptr<DecodeJob> job = jobs_.front();
+    std::shared_ptr<DecodeJob> job = jobs_.front();
     const uint64_t sample = job->next_++;
     if (sample == 0) job->begun_s = seconds_of(CLOCK_MONOTONIC);
     if (job->next_ == job->batch->samples) jobs_.pop_front();
     lock.unlock();
     const double begun_s = seconds_of(CLOCK_MONOTONIC), cpu_s = seconds_of(CLOCK_THREAD_CPUTIME_ID);
     const auto encoded = job->encoded(sample, job->part);
-    outputs.clear();
-    for (size_t i = 0; i < job->recipes.size(); ++i) outputs.push_back(job->output(sample, i));
-    Reason reason = worker.decode(outputs, encoded, &kept_);
-    const bool of_mask = reason.empty();
-    if (of_mask) reason = job->follow(worker, sample);
-    if (!reason.empty()) job->clear(sample);
+    Reason reason;
+    bool of_mask = false;
+    if (job->reduces) {
+      job->reduce(worker, sample, *arena_);
+    } else {
+      outputs.clear();
+      for (size_t i = 0; i < job->recipes.size(); ++i) outputs.push_back(job->output(sample, i));
+      reason = worker.decode(outputs, encoded, &kept_);
+      of_mask = reason.empty();
+      if (of_mask) reason = job->follow(worker, sample);
+      if (!reason.empty()) job->clear(sample);
+    }
     const double ended_s = seconds_of(CLOCK_MONOTONIC);
     const double used_s = seconds_of(CLOCK_THREAD_CPUTIME_ID) - cpu_s;
     lock.lock();
@@ -162,16 +221,24 @@ void DecodePool::work(unsigned number) {
     stats_.busy_s += ended_s - begun_s;
     ++stats_.pictures;
     stats_.bytes += encoded.size();
-    const std::lock_guard of_job(job->mutex_);
-    if (!reason.empty()) job->failures.push_back({sample, std::move(reason), of_mask});
-    job->busy_s += ended_s - begun_s;
-    job->cpu_s += used_s;
-    if (job->left_ == 1) {
-      job->ended_s = ended_s;
-      std::ranges::sort(job->failures, {}, &DecodeFailure::sample);
+    {
+      const std::lock_guard of_job(job->mutex_);
+      if (!reason.empty()) job->failures.push_back({sample, std::move(reason), of_mask});
+      job->busy_s += ended_s - begun_s;
+      job->cpu_s += used_s;
+      if (job->left_ == 1) {
+        job->ended_s = ended_s;
+        std::ranges::sort(job->failures, {}, &DecodeFailure::sample);
+      }
+      if (job->left_.fetch_sub(1, std::memory_order_release) == 1 && done_fd_ >= 0) {
+        eventfd_write(done_fd_, 1);
+      }
+      job->ended_.notify_all();
     }
-    job->left_.fetch_sub(1, std::memory_order_release);
-    job->ended_.notify_all();
+    // What it read may be Python's to give back, which may wait for who waits for this lock.
+    lock.unlock();
+    job.reset();
+    lock.lock();
   }
 }
 

@@ -55,6 +55,9 @@ struct DecodeRequest {
   std::vector<Step> steps{};            // as many of each output
   std::optional<uint64_t> mask_part{};  // whose bytes are the picture's mask
   uint8_t mask_fill = 0;
+  // Pictures become what `keep_short` of the one recipe keeps of them, as PPM, and nothing is cut
+  // out of them: see DecodeJob::reduced.
+  bool reduces = false;
 };
 
 class DecodePool;
@@ -71,6 +74,9 @@ class DecodeJob : public DecodeRequest, public std::enable_shared_from_this<Deco
   BufferPtr masks;                              // a byte for each pixel, where there is `mask_part`
   std::vector<std::array<double, 4>> mappings;  // of each sample's last output: Worker::mapping
   std::vector<DecodeFailure> failures;          // by sample
+  // Where it `reduces`: the batch with its pictures reduced; those that cannot be decoded here, and
+  // where memory is out all, are as they were.
+  std::shared_ptr<io::Batch> reduced;
   // Seconds of the steady clock.
   double begun_s = 0, ended_s = 0;
   double busy_s = 0, cpu_s = 0;  // of its pictures, added up
@@ -91,6 +97,12 @@ class DecodeJob : public DecodeRequest, public std::enable_shared_from_this<Deco
 
  private:
   friend class DecodePool;
+  // Of a picture that is done. The last one puts `reduced` together.
+  void reduce(Worker& worker, uint64_t sample, Arena& arena);
+  std::shared_ptr<io::Batch> with_reduced(Arena& arena) const;
+
+  std::vector<std::shared_ptr<const KeptPictures::Kept>> pictures_;  // where it reduces
+  std::atomic<uint64_t> unreduced_{0};
   uint64_t next_ = 0;  // picture that nobody has begun with
   std::atomic<uint64_t> left_{0};
   mutable std::mutex mutex_;
@@ -101,7 +113,10 @@ class DecodePool {
  public:
   // `retained_bytes`: of free buffers that are kept. `kept_bytes`: of decoded pictures, by recipes
   // with `keep_short`; they must all be the same recipe's, and indices the same pictures'.
-  DecodePool(unsigned threads, size_t retained_bytes, size_t kept_bytes = 0);
+  // `memory`: of its buffers. `done_fd`: an eventfd that is rung whenever a batch is done; -1:
+  // none.
+  DecodePool(unsigned threads, size_t retained_bytes, size_t kept_bytes = 0,
+             Memory memory = Memory::kPrivate, int done_fd = -1);
   // Ends the threads; pictures that are under way are finished, other jobs end as failed.
   ~DecodePool();
   DecodePool(const DecodePool&) = delete;
@@ -126,6 +141,7 @@ class DecodePool {
   unsigned wanted_ = 0;
   bool closed_ = false;
   DecodeStats stats_;
+  const int done_fd_;
   std::shared_ptr<Arena> arena_;
   KeptPictures kept_;
 };

@@ -331,6 +331,12 @@ def retired_buffers() -> list[int]:
 class Batch:
     """Bytes of some samples in one buffer."""
 
+    @staticmethod
+    def lent(*, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], indices: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], lengths: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], labels: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], parts: int, way: bytes) -> Batch:
+        """
+        A batch in memory that `data` keeps, uint8, as long as anybody looks at it; the rest as its properties give it. ValueError: samples lie outside.
+        """
+
     @property
     def data(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), writable=False)]:
         """uint8, the used bytes of the buffer."""
@@ -751,6 +757,12 @@ class DecodeJob:
         """The same of each picture's n-th output."""
 
     @property
+    def reduced(self, /) -> Batch:
+        """
+        The batch with its pictures as PPM, reduced, but for those that cannot be decoded here.
+        """
+
+    @property
     def masks(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None, None))]:
         """uint8, shape (samples, pixels of one), likewise."""
 
@@ -778,7 +790,7 @@ class DecodeJob:
 class DecodePool:
     """Threads that decode pictures."""
 
-    def __init__(self, threads: int, retained_bytes: int, kept_bytes: int = 0) -> None: ...
+    def __init__(self, threads: int, retained_bytes: int, kept_bytes: int = 0, shared: bool = False, done_fd: int = -1) -> None: ...
 
     @property
     def kept(self) -> tuple[int, int]:
@@ -790,6 +802,11 @@ class DecodePool:
     def submit(self, recipe: PictureRecipe, seed: int, epoch: int, batch: Batch, part: int, steps: Annotated[NDArray[numpy.float64], dict(shape=(None, None, 7), order='C', device='cpu', writable=False)] | None = None, mask_part: int | None = None, mask_fill: int = 0) -> DecodeJob:
         """
         Queues one batch; returns at once. Steps: float64, shape (samples, of each, 7), in the order of augment.h's Step.
+        """
+
+    def reduce(self, recipe: PictureRecipe, batch: Batch, part: int) -> DecodeJob:
+        """
+        Queues a batch whose pictures become what `keep_short` keeps of them; see `DecodeJob.reduced`.
         """
 
     def submit_given(self, recipes: Sequence[PictureRecipe], pictures: tuple[bytes, ...], cuts: Annotated[NDArray[numpy.int32], dict(shape=(None, 12), order='C', device='cpu', writable=False)], steps: Annotated[NDArray[numpy.float64], dict(shape=(None, None, 7), order='C', device='cpu', writable=False)] | None = None) -> DecodeJob:

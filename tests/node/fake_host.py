@@ -69,6 +69,7 @@ class Data:
     """A data set whose reads end when the test says so."""
 
     samples_count = SAMPLES
+    kept = None  # pictures are not decoded
 
     def __init__(self, number):
         self.number = number

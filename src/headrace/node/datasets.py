@@ -1,7 +1,7 @@
 """The data sets that the daemon has open, and how memory is shared out among them.
 
-A data set is known by its fingerprint and the parts that are read, and opened once. It stays open when
-its last user goes: the next job finds its samples in memory.
+A data set is known by its fingerprint, the parts that are read and what is done to its pictures, and opened
+once. It stays open when its last user goes: the next job finds its samples in memory.
 
 Each data set that somebody uses gets the same memory (`share_out`), but never more than it needs, nor more
 than its jobs may have; what one does not need goes to the others. Data sets that nobody uses keep what is
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from headrace.base.loop import Loop
     from headrace.node.daemon import NodeOptions
     from headrace.node.files.root_files import RootFiles
-    from headrace.node.wire import Open
+    from headrace.node.wire import Open, Pictures
+    from headrace.plane.images import Images
     from headrace.store import Store
 
 
@@ -95,6 +96,9 @@ def _job_shares(
 
 _log = logging.getLogger("headrace.node")
 
+_Key = tuple[str, tuple[str, ...], "Pictures | None"]
+"""What a data set is known by: its fingerprint, the parts that are read, what is done to its pictures."""
+
 
 def _refusal(error: Exception, path: str | bytes) -> tuple[ReplyStatus, str]:
     """What a client is told of a data set that cannot be opened, where that is caught."""
@@ -126,9 +130,9 @@ class OpenDatasets:
         self._options = options
         self._working, self._keeping = working, keeping
         self._loop = loop
-        self._data: dict[tuple[str, ...], ServedData] = {}
+        self._data: dict[_Key, ServedData] = {}
         self.quotas_of_jobs: dict[str, int] = {}
-        self._opening: dict[tuple[str, ...], list[Any]] = {}
+        self._opening: dict[_Key, list[Any]] = {}
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._next = 1
         self.sharers: Collection[RootFiles] = ()
@@ -137,7 +141,7 @@ class OpenDatasets:
         self, request: Open, answer: Callable[[ServedData | None, ReplyStatus, str], None]
     ) -> None:
         """Open a data set, or find it open; `answer` is called in the loop, soon."""
-        key = (request.fingerprint, *request.parts)
+        key = request.fingerprint, tuple(request.parts), request.pictures
         if key in self._data:
             answer(self._data[key], ReplyStatus.OK, "")
         elif key in self._opening:
@@ -150,13 +154,18 @@ class OpenDatasets:
             self._threads.add(thread)
             thread.start()
 
-    def _open(self, key: tuple[str, ...], request: Open) -> None:
+    def _open(self, key: _Key, request: Open) -> None:
         """Runs in a thread: a folder of a million files takes its time."""
         from headrace.store.sources.scan import SourceOptions
 
-        store, status, text = None, ReplyStatus.OK, ""
+        store, kept, status, text = None, None, ReplyStatus.OK, ""
         direct, options = request.direct, None
         try:
+            if request.pictures is not None:
+                from headrace.plane.images import Images
+
+                kept = Images(size=1, keep="decoded", **msgspec.structs.asdict(request.pictures))
+                kept.part_of(request.parts)
             if direct is not None:
                 options = SourceOptions(**msgspec.structs.asdict(direct))
             path = os.fsdecode(request.path)
@@ -167,17 +176,17 @@ class OpenDatasets:
                 status, text = ReplyStatus.MISMATCH, f"there is no part {missing[0]!r}"
         except Exception as e:  # noqa: BLE001 - whatever it is, somebody waits for an answer
             status, text = _refusal(e, request.path)
-        self._loop.call_soon(lambda: self._opened(key, store, status, text))
+        self._loop.call_soon(lambda: self._opened(key, store, kept, status, text))
 
     def _opened(
-        self, key: tuple[str, ...], store: Store | None, status: ReplyStatus, text: str
+        self, key: _Key, store: Store | None, kept: Images | None, status: ReplyStatus, text: str
     ) -> None:
         data = None
         if store is not None and status is ReplyStatus.OK:
             try:
                 self._make_room()
                 data = ServedData(
-                    self._next, store, key[1:], options=self._options.reader,
+                    self._next, store, key[1], kept, options=self._options.reader,
                     # Memory is shared out as soon as somebody uses it.
                     tiers=replace(self._options.tiers, ram_bytes=1),
                     gathering=self._working, keeping=self._keeping, loop=self._loop,

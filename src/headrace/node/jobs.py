@@ -56,7 +56,7 @@ LABELS_MAX: Final = 64
 KEPT_S: Final = 900.0
 """Figures of a job whose clients have gone are shown so long: longer than anybody's scrape interval."""
 
-_SERVED: Final = (Cause.STORAGE, Cause.PREFETCH, Cause.MEMORY, Cause.POLICY, Cause.WINDOW)
+_SERVED: Final = tuple(cause for cause in CAUSES if cause is not Cause.DIRECT)
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ from headrace.base.peers import peer_process
 from headrace.errors import NodeError
 from headrace.node import wire
 from headrace.node.mapped import LeaseLedger, Mappings, SharedCache
-from headrace.node.wire import Direct, Hurry, Open, Opened, ReplyStatus, WireError
+from headrace.node.wire import Direct, Hurry, Open, Opened, Pictures, ReplyStatus, WireError
 from headrace.store.opening import address_of
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from msgspec import Struct
 
+    from headrace.plane.images import Images
     from headrace.runtime import RuntimeFolder
     from headrace.store import Store
     from headrace.store.opening import StoreAddress
@@ -382,14 +383,19 @@ class Attaching:
     """Attaches a data set to the daemon whenever it is not, until closed; `why` says why it is not now."""
 
     def __init__(
-        self, store: Store, part_names: Sequence[str], folder: RuntimeFolder, job: str
+        self,
+        store: Store,
+        part_names: Sequence[str],
+        folder: RuntimeFolder,
+        job: str,
+        kept: Images | None = None,
     ) -> None:
         self.attachments = 0
         self.why = ""
         self.folder = folder
         self.job = job
         self.ended = threading.Event()
-        self._part_names = list(part_names)
+        self._part_names, self._kept = list(part_names), kept
         address = address_of(store)
         self._address: StoreAddress | None = None if isinstance(address, str) else address
         self._ready: Link | None = None
@@ -474,17 +480,19 @@ class Attaching:
         return None
 
     def _open(self, link: Link, address: StoreAddress) -> Opened:
-        source, ticket = address.direct, link.new_ticket()
-        names = Direct.__struct_fields__
-        direct = None if source is None else Direct(*(getattr(source, name) for name in names))
+        ticket = link.new_ticket()
         link.send(
             Open(
                 ticket, os.fsencode(address.path), address.segments, address.fingerprint,
-                self._part_names, direct,
+                self._part_names, _as_message(Direct, address.direct), _as_message(Pictures, self._kept),
             )
         )  # fmt: skip
         opened: Opened = link.wait(Opened, OPEN_S, ping=Hurry(ticket))
         return opened
+
+
+def _as_message(kind: type[Any], value: Any) -> Any:
+    return None if value is None else kind(*(getattr(value, n) for n in kind.__struct_fields__))
 
 
 def _attach(ref: weakref.ref[Attaching]) -> None:

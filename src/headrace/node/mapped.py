@@ -17,15 +17,13 @@ import logging
 import mmap
 import os
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headrace import _native
 from headrace.errors import HeadraceError
 from headrace.node.wire import WireError
-from headrace.plane.batch_trace import NOT_READ
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -85,34 +83,6 @@ class _Lease:
         self._end(self._ticket)
 
 
-@dataclass(slots=True, eq=False)
-class NodeBatch:
-    """A batch in the daemon's memory, read-only; has what `headrace.plane.Batch` takes of a native one."""
-
-    data: NDArray[np.uint8]
-    indices: NDArray[np.int64]
-    offsets: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    way: bytes = NOT_READ
-    failed: ClassVar = 0
-
-    @property
-    def samples(self) -> int:
-        """How many."""
-        return len(self.indices)
-
-    @property
-    def parts(self) -> int:
-        """Of each sample."""
-        return len(self.lengths) // len(self.indices) if len(self.indices) else 1
-
-    @property
-    def stats(self) -> dict[str, int]:
-        """Nothing was read here."""
-        return {}
-
-
 class Mappings:
     """The buffers that a client has mapped."""
 
@@ -140,7 +110,7 @@ class Mappings:
         for number in buffers:
             self._buffers.pop(number, None)
 
-    def batch(self, reply: Samples, indices: NDArray[np.int64], parts: int) -> NodeBatch:
+    def batch(self, reply: Samples, indices: NDArray[np.int64], parts: int) -> _native.Batch:
         """The batch of a reply. The daemon is believed in nothing that could hurt.
 
         Raises WireError if it lies outside its buffer, or has other shapes than were asked for.
@@ -148,24 +118,19 @@ class Mappings:
         memory = self._buffers.get(reply.buffer)
         if memory is None or not 0 <= reply.nbytes <= memory.nbytes:
             raise WireError(f"batch {reply.ticket} lies in no buffer that has come")
-        slots = len(indices) * parts
-        sizes = len(reply.offsets), len(reply.lengths), len(reply.labels)
-        if sizes != (8 * slots, 8 * slots, 8 * len(indices)):
-            raise WireError(f"batch {reply.ticket} has other samples than were asked for")
+        columns = (reply.offsets, reply.lengths, reply.labels)
+        if any(len(column) % 8 for column in columns):
+            raise WireError(f"batch {reply.ticket} has columns that are no numbers")
+        offsets, lengths, labels = (np.frombuffer(column, np.int64) for column in columns)
         self.ledger.live.add(reply.ticket)
         lease: Any = _Lease(memory, reply.nbytes, reply.ticket, self.ledger.end)
-        offsets = np.frombuffer(reply.offsets, np.int64)
-        lengths = np.frombuffer(reply.lengths, np.int64)
-        labels = np.frombuffer(reply.labels, np.int64)
-        # As unsigned numbers, negative ones are too large as well.
-        if slots and not (
-            offsets.view(np.uint64).max() <= reply.nbytes
-            and lengths.view(np.uint64).max() <= reply.nbytes
-            and (offsets + lengths).max() <= reply.nbytes
-        ):
-            raise WireError(f"batch {reply.ticket} has samples outside its bytes")
-        way = reply.way if len(reply.way) == len(NOT_READ) else NOT_READ
-        return NodeBatch(np.asarray(lease), indices, offsets, lengths, labels, way)
+        try:
+            return _native.Batch.lent(
+                data=np.asarray(lease), indices=indices, offsets=offsets, lengths=lengths,
+                labels=labels, parts=parts, way=reply.way,
+            )  # fmt: skip
+        except ValueError as e:
+            raise WireError(f"batch {reply.ticket}: {e}") from e
 
 
 _log = logging.getLogger("headrace")

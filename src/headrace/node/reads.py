@@ -15,15 +15,12 @@ import time
 import weakref
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from headrace import _native
 from headrace.base.job import job_name
 from headrace.errors import CorruptStore
 from headrace.node.link import ALIVE_S, Attaching, LinkLost
-from headrace.node.mapped import NodeBatch
 from headrace.node.wire import (
     INDICES_MAX,
     Ask,
@@ -39,10 +36,12 @@ from headrace.runtime import runtime_folder
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from headrace.node.link import Link
     from headrace.node.wire import Note
+    from headrace.plane.images import Images
     from headrace.plane.pipeline import Stages
     from headrace.plane.stage import BatchReads, PendingReads
     from headrace.runtime import RuntimeFolder
@@ -109,27 +108,6 @@ class Pending:
             self.link.ledger.end(self.ticket)
 
 
-def join_pieces(pieces: Sequence[tuple[Any, int, int]]) -> NodeBatch:
-    """One dense batch of pieces of others, in memory of this process."""
-    parts = max(batch.parts for batch, _, _ in pieces)
-
-    def joined(name: str, width: int) -> NDArray[np.int64]:
-        cut = [getattr(b, name)[start * width : stop * width] for b, start, stop in pieces]
-        return np.concatenate([np.empty(0, np.int64), *cut])
-
-    lengths = joined("lengths", parts)
-    offsets = np.cumsum(lengths) - lengths
-    data = np.empty(int(lengths.sum()), np.uint8)
-    at = 0
-    for batch, start, stop in pieces:
-        for slot in range(start * parts, stop * parts):
-            begin, size = int(batch.offsets[slot]), int(batch.lengths[slot])
-            data[at : at + size] = batch.data[begin : begin + size]
-            at += size
-    data.flags.writeable = False
-    return NodeBatch(data, joined("indices", 1), offsets, lengths, joined("labels", 1))
-
-
 _log = logging.getLogger("headrace")
 
 HURRY_AFTER_S = 0.02  # a consumer that has waited so long asks what is the matter
@@ -145,12 +123,16 @@ BUSY_S = 1.0
 GATHERERS = 2  # threads that gather ahead: as many as read from the page cache without a daemon
 
 
-def over_node(chain: Stages, source: Any, part_names: Sequence[str], /) -> Stages:
-    """A chain that asks the daemon of this user first."""
+def over_node(
+    chain: Stages, source: Any, part_names: Sequence[str], images: Images | None, /
+) -> Stages:
+    """A chain that asks the daemon of this user first: where pictures are kept decoded, for these."""
     budget_bytes = int(chain.source.stats()["buffer_bytes"])
+    kept = None if images is None or images.keep is None else images.kept(part_names)
     reads = NodeReads(
-        chain.top, source, part_names, runtime_folder(), job_name(), budget_bytes=budget_bytes
-    )
+        chain.top, source, part_names, runtime_folder(), job_name(),
+        budget_bytes=budget_bytes, kept=kept,
+    )  # fmt: skip
     return replace(chain, top=reads, stages=(*chain.stages, reads))
 
 
@@ -181,6 +163,7 @@ class NodeReads(ReadStage):
         job: str,
         *,
         budget_bytes: int = 64 << 20,
+        kept: Images | None = None,
     ) -> None:
         super().__init__(below)
         self._samples_count = len(store)
@@ -196,7 +179,7 @@ class NodeReads(ReadStage):
         self._busy = 0
         self._around_until = 0.0
         self._link: Link | None = None
-        self._attaching = Attaching(store, part_names, folder, job)
+        self._attaching = Attaching(store, part_names, folder, job, kept)
         self._first = True
         self._batches = self._gathered = self._direct = self._refused = 0
         self._samples = self._bytes = self._ram_bytes = 0
@@ -368,12 +351,12 @@ class NodeReads(ReadStage):
         self._why = reply.message
         return self._below.submit(pending.indices).take()
 
-    def _joined(self, pending: Pending, batch: NodeBatch) -> _native.Batch:
+    def _joined(self, pending: Pending, batch: _native.Batch) -> _native.Batch:
         """What came, and what was held of the same batch. What came is given back at once then."""
         size, hits = int(batch.lengths.sum()), pending.hits
         if hits is None:
             self._count(batch.samples, size)
-            return cast("_native.Batch", batch)
+            return batch
         try:
             joined = self._gatherer.gather(
                 hits, batch.data, batch.offsets, batch.lengths, batch.labels
@@ -418,12 +401,6 @@ class NodeReads(ReadStage):
         self._batch_bytes += (nbytes - self._batch_bytes) * (0.1 if self._batch_bytes else 1.0)
 
     # -- the rest of what a stage does ------------------------------------------------------------
-
-    def gather(self, pieces: list[tuple[_native.Batch, int, int]]) -> _native.Batch:
-        """Copy samples start to stop - 1 of each (batch, start, stop) into one new batch."""
-        if not any(isinstance(batch, NodeBatch) for batch, _, _ in pieces):
-            return super().gather(pieces)
-        return cast("_native.Batch", join_pieces(pieces))
 
     def close(self) -> None:
         """Let go of the daemon, and close what is below. Batches that were taken stay valid."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from headrace import _native
     from headrace.base.loop import Loop
     from headrace.config import ReaderOptions, TierOptions
+    from headrace.plane.images import Images
     from headrace.plane.tiers import MemoryPending
     from headrace.store import Store
 
@@ -114,6 +115,7 @@ class ServedData:
         number: int,
         store: Store,
         part_names: Sequence[str],
+        kept: Images | None = None,
         *,
         options: ReaderOptions,
         tiers: TierOptions,
@@ -130,7 +132,7 @@ class ServedData:
         self._done_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         try:
             self.pipeline = Pipeline(
-                store, options, self.part_names, tiers=tiers, done_fd=self._done_fd
+                store, options, self.part_names, tiers=tiers, done_fd=self._done_fd, kept=kept
             )
             self.chain = self.pipeline.begin()
         except BaseException:
@@ -138,10 +140,15 @@ class ServedData:
             raise
         assert self.chain.ram is not None  # `tiers` gives it a byte at least
         self._ram = self.chain.ram
+        self.kept = kept  # what is done to its pictures, which are decoded once for all clients
+        self.label = label_of(store.path, store.fingerprint) + ("-decoded" if kept else "")
+        # Of a sample, as it is delivered; of pictures a guess, until some came.
+        self._sample_bytes = store.nbytes / max(1, len(store))
+        if kept is not None and kept.keep_short is not None:
+            self._sample_bytes = max(self._sample_bytes, 4.0 * kept.keep_short**2)
         self.tuning = ServedPlane(
-            number, label_of(store.path, store.fingerprint), self.pipeline, options, loop.call_soon,
-            source=store.path,
-        )  # fmt: skip
+            number, self.label, self.pipeline, options, loop.call_soon, source=store.path
+        )
         self._deadline_s = options.deadline_s
         self._gathering = gathering  # threads that put batches together
         self._keeping = keeping  # a thread that copies what may as well be left
@@ -164,12 +171,14 @@ class ServedData:
         self._far = is_far(store, options)
 
     def bytes_of(self, indices: NDArray[np.int64]) -> int:
-        """Bytes of these samples, all parts counted."""
+        """Bytes of these samples as they are delivered, all parts counted; of decoded ones an estimate."""
+        if self.kept is not None:
+            return int(len(indices) * self._sample_bytes)
         return bytes_of(self.store, indices)
 
     def want(self) -> Want:
         """What memory it could use."""
-        data_bytes = self.store.nbytes
+        data_bytes = int(self._sample_bytes * self.samples_count)
         needed = data_bytes + data_bytes // 8 + _SLAB_SLACK
         return Want(needed, self.held_bytes, frozenset(self.users), self.used_s)
 
@@ -191,7 +200,7 @@ class ServedData:
             missing = missing[self._reader_of[missing] == 0]
         if not len(missing):
             return Cost()
-        return Cost(self.bytes_of(missing), len(missing))
+        return Cost(bytes_of(self.store, missing), len(missing))
 
     # -- memory that clients map -------------------------------------------------------------------
 
@@ -317,8 +326,7 @@ class ServedData:
 
     def _take(self, reading: _Reading) -> None:
         crowded = self._keeping_bytes > KEEPING_MAX and not self._may_leave
-        mean_bytes = self.store.nbytes / max(1, self.samples_count)
-        large = len(reading.indices) * mean_bytes >= GATHER_HERE_MAX
+        large = len(reading.indices) * self._sample_bytes >= GATHER_HERE_MAX
         copied = reading.pending.ram_bytes > 0 and large
         # The local disk's tier reads again what was damaged there, and so may wait.
         if crowded or copied or self.chain.disk is not None:
@@ -367,6 +375,8 @@ class ServedData:
             self.failed += len(reading.waiters)
         else:
             size = int(outcome.batch.lengths.sum())
+            if self.kept is not None and outcome.batch.samples:
+                self._sample_bytes += 0.1 * (size / outcome.batch.samples - self._sample_bytes)
             self.batches += len(reading.waiters)
             self.samples += outcome.batch.samples * len(reading.waiters)
             self.bytes += size * len(reading.waiters)
@@ -426,8 +436,9 @@ class ServedData:
                 tiers[tier] = tiers.get(tier, 0) + count
         tiers["ram"] = tiers.get("ram", 0) + self.gathered_bytes  # by clients, out of this memory
         remote = self.pipeline.stats().remote
+        decoded = [s.stats() for s in self.chain.stages if s.name == "decode"]
         return {
-            "name": label_of(self.store.path, self.store.fingerprint),
+            "name": self.label,
             "path": self.store.path,
             "fingerprint": self.store.fingerprint,
             "parts": list(self.part_names),
@@ -452,6 +463,9 @@ class ServedData:
             "reading": len(self._readings),
             "bytes_by_tier": tiers,
             "tuning": self.tuning.report(),
+            "decoded": {"pictures": decoded[0].samples, "busy_s": decoded[0].busy_s}
+            if decoded
+            else None,
             "held_back": self.tuning.held_back.phrase if self.tuning.held_back else "",
             "cache": cache,
             "remote": remote and {name: getattr(remote, name) for name in _OF_REMOTE},

@@ -421,7 +421,8 @@ class Session:
         # One after the other: it waited for those before it, waited for room, was read, was handed on.
         reads = asked.data.tuning.held_back or Cause.STORAGE
         stages = (
-            (planned_s, reads), (begun_s, Cause.PREFETCH), (ready_s, reads), (end_s, Cause.MEMORY),
+            (planned_s, reads), (begun_s, Cause.PREFETCH), (ready_s, reads),
+            (end_s, Cause.MEMORY if asked.data.kept is None else Cause.DECODE),
         )  # fmt: skip
         for stage_end_s, cause in stages:
             until_s = min(stage_end_s, end_s)

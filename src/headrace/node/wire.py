@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PROTOCOL = 4  # the version of the protocol. Both sides must have the same.
+PROTOCOL = 5  # the version of the protocol. Both sides must have the same.
 HELLO_BYTES_MAX = 4096  # a frame of somebody who has not said hello
 FRAME_BYTES_MAX = 16 << 20  # any other frame
 INDICES_MAX = 1 << 18
@@ -75,6 +75,18 @@ class Direct(_Message, frozen=True):
     format: Text | None
 
 
+class Pictures(_Message, frozen=True):
+    """What is done to pictures once, for all clients that ask for it; see `headrace.Images.kept`."""
+
+    part: Text
+    keep_short: Annotated[int, Meta(ge=1, le=1 << 30)]
+    filter: Text
+    exact: bool
+    orient: bool
+    background: tuple[int, int, int] | None
+    max_pixels: Count
+
+
 class Open(_Message, frozen=True, tag="open"):
     """Asks for a data set."""
 
@@ -85,6 +97,7 @@ class Open(_Message, frozen=True, tag="open"):
     fingerprint: Annotated[str, Meta(max_length=128)]
     parts: Annotated[list[Text], Meta(min_length=1, max_length=PARTS_MAX)]
     direct: Direct | None
+    pictures: Pictures | None = None
 
 
 class Ask(_Message, frozen=True, tag="ask"):

@@ -31,7 +31,7 @@ from headrace.plane import augment
 from headrace.plane.augment import Op
 from headrace.plane.batch import Batch, Skipped
 from headrace.plane.images import ImageBatch
-from headrace.plane.stage import StageStats
+from headrace.plane.stage import ReadStage, StageStats
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -171,33 +171,25 @@ class _Refused(NamedTuple):
         self.skipped.append(Skipped(index, name, error.message))
 
 
-class Decoding:
-    """The stage `decode`: threads that decode the batches of one pipeline.
-
-    Without a number, there are as many as this process has processors.
-    """
+class _DecodeThreads:
+    """Threads that decode, as a stage. Without a number, there are as many as this process has processors."""
 
     name = "decode"
 
-    def __init__(
-        self, images: Images, seed: int, part_names: Sequence[str], threads: int | None = None
-    ) -> None:
+    def __init__(self, threads: int | None = None) -> None:
         if threads is not None and not 1 <= threads <= THREADS_MAX:
             raise ValueError(f"decode_threads is {threads}, expected 1 to {THREADS_MAX}")
-        self.images = images
-        self.fallbacks = 0  # pictures that Pillow decoded, because the native decoders refused them
-        self.seed = seed  # of the crops and flips of batches that are submitted from now on
-        # Give no buffer back to the system while a pool lives, so that they may be page-locked: set it
-        # before the first batch.
-        self.keeps_buffers = False
-        self._part, self._parts = images.part_of(part_names), len(part_names)
-        self._mask = None if images.mask is None else list(part_names).index(images.mask)
-        self._recipe = images.recipe()
         self._threads = threads or len(os.sched_getaffinity(0))
         self._pool: _native.DecodePool | None = None
-        self._pid = 0
+        self._pid = os.getpid()
 
-    # -- the stage, for whoever watches or tunes it ------------------------------------------------
+    @property
+    def pool(self) -> _native.DecodePool | None:
+        """What owns the buffers in this process: they are mapped as long as it is kept; None before any.
+
+        Over a fork, its threads are not inherited.
+        """
+        return self._pool if self._pid == os.getpid() else None
 
     def stats(self) -> StageStats:
         """What its threads did in this process."""
@@ -220,6 +212,98 @@ class Decoding:
         if (pool := self.pool) is not None:
             pool.turn(self._threads)
 
+
+class DecodedOnce(_DecodeThreads, ReadStage):
+    """The stage `decode` of the node daemon: pictures as `keep="decoded"` keeps them, for all who ask for that.
+
+    They are passed on as PPM. What cannot be decoded here passes as it is: clients give it to Pillow, or
+    say what is wrong with it. `done_fd` is rung whenever a batch is decoded.
+    """
+
+    def __init__(
+        self, below: BatchReads, images: Images, part_names: Sequence[str], done_fd: int
+    ) -> None:
+        _DecodeThreads.__init__(self)
+        ReadStage.__init__(self, below)
+        self._recipe, self._part = images.recipe(), images.part_of(part_names)
+        self._pool = _native.DecodePool(
+            self._threads, 2 * _LARGE_BYTES, shared=True, done_fd=done_fd
+        )
+
+    def _own_bytes(self) -> int:
+        return 0 if (pool := self.pool) is None else pool.mapped_bytes
+
+    def submit(self, indices: NDArray[np.int64]) -> PendingReads:
+        """Ask for one batch."""
+        return _Reduced(self, self._below.submit(indices))
+
+    def reduce(self, native: _native.Batch) -> _native.DecodeJob:
+        """Have the pictures of a batch that was read decoded."""
+        assert self._pool is not None
+        return self._pool.reduce(self._recipe, native, self._part)
+
+    def close(self) -> None:
+        """Close what is below. What is being decoded is finished."""
+        self._below.close()
+
+
+class _Reduced:
+    """A batch of `DecodedOnce`."""
+
+    def __init__(self, stage: DecodedOnce, reads: PendingReads) -> None:
+        self._stage, self._reads = stage, reads
+        self._job: _native.DecodeJob | None = None
+        self._error: HeadraceError | None = None
+
+    @property
+    def done(self) -> bool:
+        if self._job is None and self._error is None and self._reads.done:
+            try:
+                self._job = self._stage.reduce(self._reads.take())
+            except HeadraceError as e:
+                self._error = e
+        return self._error is not None or (self._job is not None and self._job.done)
+
+    @property
+    def waits_for(self) -> str:
+        return self._reads.waits_for if self._job is None else "threads that decode its pictures"
+
+    def take(self) -> _native.Batch:
+        if self._error is not None:
+            raise self._error
+        job = self._job or self._stage.reduce(self._reads.take())
+        while not job.wait(1.0):
+            pass
+        return job.reduced
+
+
+class Decoding(_DecodeThreads):
+    """The stage `decode`: threads that decode the batches of one pipeline.
+
+    `kept_elsewhere`: pictures that are kept decoded come so as a rule, and this process keeps none.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        seed: int,
+        part_names: Sequence[str],
+        threads: int | None = None,
+        *,
+        kept_elsewhere: bool = False,
+    ) -> None:
+        super().__init__(threads)
+        self.images = images
+        self._kept_elsewhere = kept_elsewhere
+        self.fallbacks = 0  # pictures that Pillow decoded, because the native decoders refused them
+        self.seed = seed  # of the crops and flips of batches that are submitted from now on
+        # Give no buffer back to the system while a pool lives, so that they may be page-locked: set it
+        # before the first batch.
+        self.keeps_buffers = False
+        self._part, self._parts = images.part_of(part_names), len(part_names)
+        self._mask = None if images.mask is None else list(part_names).index(images.mask)
+        self._recipe = images.recipe()
+
     @property
     def mapped_bytes(self) -> int:
         """Memory that pixels take, those of delivered batches included."""
@@ -229,14 +313,6 @@ class Decoding:
     def kept(self) -> tuple[int, int]:
         """How many pictures this process keeps decoded, and their bytes."""
         return (0, 0) if (pool := self.pool) is None else pool.kept
-
-    @property
-    def pool(self) -> _native.DecodePool | None:
-        """What owns the buffers in this process: they are mapped as long as it is kept; None before any.
-
-        Over a fork, its threads are not inherited.
-        """
-        return self._pool if self._pid == os.getpid() else None
 
     # -- decoding ----------------------------------------------------------------------------------
 
@@ -267,8 +343,10 @@ class Decoding:
         return Decoded(native, job, steps)
 
     def _keep_bytes(self) -> int:
-        if self.images.keep is None or self.images.keep_bytes is not None:
-            return self.images.keep_bytes or 0
+        if self.images.keep is None or self._kept_elsewhere:
+            return 0
+        if self.images.keep_bytes is not None:
+            return self.images.keep_bytes
         from headrace.machine.host import available_memory
         from headrace.plane.tiers import memory_quota
 
@@ -357,6 +435,7 @@ class Decoding:
         pixels = job.pixels.view(self.images.numpy_dtype).reshape(-1, *self.images.shape)
         batch.pixels = pixels if keep is None else pixels[keep]
         batch.recycled = keep is None
+        batch.kept_part = None if self.images.keep is None else part_names[self._part]
         batch.mixed = batch.masks = batch.boxes = None
         if self._mask is not None:
             masks = job.masks.reshape(-1, *self.images.planes[1:])

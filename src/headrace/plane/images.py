@@ -88,14 +88,16 @@ class Images:
 
     keep: Literal["decoded"] | None = None
     """`decoded`: pictures are reduced until their short side has `keep_short` pixels, and are cut from that; it
-    is kept in this process's memory, where later epochs begin. What does not fit is decoded anew, to the same
-    pixels. A crop of a small part is less sharp than one of the original."""
+    is kept in this process's memory, where later epochs begin; with `plane="node"` in the node daemon's,
+    decoded once for all processes of the node. What does not fit is decoded anew, to the same pixels. A crop of
+    a small part is less sharp than one of the original."""
 
     keep_short: int | None = None
     """Pixels of the short side; None: 8/7 of the larger side of the output (256 for 224)."""
 
     keep_bytes: int | None = None
-    """Memory for pictures that are kept; None: half of what is available, and 2 GiB less than all of it."""
+    """Memory for pictures that this process keeps; None: half of what is available, and 2 GiB less than all of
+    it. With `plane="node"` it keeps none."""
 
     padding: int = 0
     """Pixels of black around the resized picture, out of which the output is cut at random, as torchvision's
@@ -216,7 +218,7 @@ class Images:
         expect(some, "keep_bytes", self.keep_bytes, "at least 1")
         augment.check(self)
         _, height, width = self.planes
-        usual_short = round(max(height, width) * 8 / 7)
+        usual_short = self._usual_short
         keep_short = usual_short if self.keep_short is None else self.keep_short
         return _native.PictureRecipe.make(
             height=height,
@@ -238,6 +240,19 @@ class Images:
             mean=self.mean,
             std=self.std,
         )
+
+    def kept(self, part_names: Sequence[str]) -> Images:
+        """What is done to a picture of `keep="decoded"` once: the same for all recipes that may share it."""
+        short = 0 if self.keep_short is None else self.keep_short
+        return Images(
+            size=1, keep="decoded", keep_short=max(1, short or self._usual_short),
+            filter=self.filter, exact=self.exact, orient=self.orient, background=self.background,
+            max_pixels=self.max_pixels, part=part_names[self.part_of(part_names)],
+        )  # fmt: skip
+
+    @property
+    def _usual_short(self) -> int:
+        return round(max(self.planes[1:]) * 8 / 7)
 
     def steps(
         self, seed: int, epoch: int, indices: NDArray[np.int64]
@@ -283,7 +298,7 @@ def _probability(flip: bool | float) -> float:
 
 
 class ImageBatch(Batch):
-    """Pictures that are delivered together, decoded; with their bytes, where those were read.
+    """Pictures that are delivered together, decoded; with their bytes, unless pictures are kept decoded.
 
     Attributes:
         pixels: (samples, ...), each of `Images.shape` and `Images.numpy_dtype`; the buffer is this batch's
@@ -292,28 +307,32 @@ class ImageBatch(Batch):
         masks: uint8, shape (samples, height, width), where `mask` is given; or None.
         boxes: of each sample float32, shape (boxes, 4 or more), where `boxes` is given: left, top, right and
             bottom in pixels of the output; or None.
+        kept_part: the part whose bytes are not here, since pictures are kept decoded; or None.
         recycled: they lie in a buffer of the decode stage, which it uses again when this batch is gone; else,
             where samples were left out, in a copy.
     """
 
-    __slots__ = ("boxes", "masks", "mixed", "pixels", "recycled")
+    __slots__ = ("boxes", "kept_part", "masks", "mixed", "pixels", "recycled")
 
     pixels: NDArray[Any]
     mixed: augment.MixedLabels | None
     masks: NDArray[np.uint8] | None
     boxes: list[NDArray[np.float32]] | None
     recycled: bool
+    kept_part: str | None
 
     def __getitem__(self, i: int | tuple[int, str]) -> memoryview:
         """Return the bytes of the i-th sample, as `Batch` does.
 
         Raises:
-            ValueError: they were not read, since the picture was kept decoded.
+            ValueError: they are a picture's that is kept decoded, and not what the store has.
         """
-        sample = i[0] if isinstance(i, tuple) else i
-        if not self.lengths[sample].any():
+        part = i[1] if isinstance(i, tuple) else self.part_names[0]
+        named = isinstance(i, tuple) or len(self.part_names) == 1
+        if named and part == self.kept_part:
+            sample = i[0] if isinstance(i, tuple) else i
             raise ValueError(
-                f"the bytes of sample {self.indices[sample]} were not read: its picture was kept decoded "
+                f"the bytes of sample {self.indices[sample]} are not here: its picture is kept decoded "
                 "(keep='decoded'). Leave keep out, or read them with store.read."
             )
         return super().__getitem__(i)

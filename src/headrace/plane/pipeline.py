@@ -1,6 +1,6 @@
 """Pipeline: the stages that read batches of one store, from the source's reader up.
 
-    source reader -> throttle -> disk tier -> memory tier -> (node daemon) -> prefetch
+    source reader -> throttle -> disk tier -> (decoded once) -> memory tier -> (node daemon) -> prefetch
 
 They are made when a process first reads, so that a loader or data set may be made anywhere and used in any
 process, forked ones included. The pipeline keeps no order and no position. No stage changes what is
@@ -120,8 +120,8 @@ class Stages:
         self.active.turn(**knobs)
 
 
-AddStage = Callable[[Stages, Any, Sequence[str]], Stages]
-"""Puts another stage on top: of the stages, the source and the names of parts."""
+AddStage = Callable[[Stages, Any, Sequence[str], "Images | None"], Stages]
+"""Puts another stage on top: of the stages, the source, the names of parts, and what pictures become."""
 
 
 def build_stages(
@@ -132,11 +132,12 @@ def build_stages(
     tiers: TierOptions,
     *,
     done_fd: int | None = None,
+    kept: Images | None = None,
 ) -> Stages:
     """Make the stages that the options ask for.
 
     `done_fd`: they serve other processes. Batches lie in memory that these may map, and this eventfd is rung
-    whenever one is done.
+    whenever one is done. `kept`: what is done to their pictures, once for all of them.
     """
     shared = done_fd is not None
     # Stages that nobody asked for are not imported: the first batch waits for every module.
@@ -171,6 +172,11 @@ def build_stages(
         writer = CacheWriter(cache, min(_QUEUE_BYTES, options.budget_bytes))
         top = disk = DiskTier(top, cache, options, writer, shared=shared, done_fd=rung)
         stages.append(disk)
+    if kept is not None:
+        from headrace.plane.decoding import DecodedOnce
+
+        top = decoded = DecodedOnce(top, kept, part_names, rung)
+        stages.append(decoded)
     ram = None
     quota = _ram_bytes(source, options, tiers)
     if quota > 0:
@@ -234,7 +240,8 @@ class Pipeline:
     too. Samples that cannot be read become errors, or are left out.
 
     `windows` makes batches of tokens of what was read. `over` puts another stage on top. `decoding` is what
-    pictures become, and the seed of their crops; None: bytes are delivered. `done_fd`: as in `build_stages`.
+    pictures become, and the seed of their crops; None: bytes are delivered. `done_fd`, `kept`: as in
+    `build_stages`.
 
     Raises:
         ValueError: the store has no part of this name.
@@ -255,6 +262,7 @@ class Pipeline:
         decode_threads: int | None = None,
         windows: WindowReader | None = None,
         done_fd: int | None = None,
+        kept: Images | None = None,
     ) -> None:
         self.source = source
         self.options = options
@@ -266,12 +274,14 @@ class Pipeline:
         if decoding is not None:
             from headrace.plane.decoding import Decoding  # who reads bytes alone needs it not
 
-            self.decoding = Decoding(*decoding, self.part_names, decode_threads)
+            self.decoding = Decoding(
+                *decoding, self.part_names, decode_threads, kept_elsewhere=over is not None
+            )
         self.windows = windows
         self._on_error = on_error
         self._tiers = tiers or TierOptions()
         self._over = over
-        self._done_fd = done_fd
+        self._done_fd, self._kept = done_fd, kept
         self._stages: Stages | None = None
         self._turned: dict[str, int] = {}
         self._batch_bytes = 0.0  # of a batch, lately
@@ -483,10 +493,11 @@ class Pipeline:
         if self._stages is None or not self._stages.top.usable:
             self._stages = build_stages(
                 self.source, self.part_names, self._part_numbers, self.options, self._tiers,
-                done_fd=self._done_fd,
+                done_fd=self._done_fd, kept=self._kept,
             )  # fmt: skip
             if self._over is not None:
-                self._stages = self._over(self._stages, self.source, self.part_names)
+                images = None if self.decoding is None else self.decoding.images
+                self._stages = self._over(self._stages, self.source, self.part_names, images)
             if self._turned:
                 self._stages.source.turn(**self._turned)
         return self._stages.top
