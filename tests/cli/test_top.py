@@ -43,7 +43,8 @@ def busy(folder, packed_photos, monkeypatch):
 def test_without_a_daemon_it_says_what_to_do(run, folder):
     ended = run("top", "--once")
     assert ended.code == 1
-    assert ended.out == f"no node daemon runs in {folder.path}. Start one: headrace node start\n"
+    assert ended.out.startswith(f"no node daemon runs in {folder.path}. Start one: headrace node ")
+    assert "HEADRACE_PLANE=node" in ended.out
     assert run("top").code == 1
     assert run("top", "--json").document == {"running": False, "folder": str(folder.path)}
 
@@ -63,6 +64,7 @@ def test_beside_a_launch_its_daemon_is_shown_and_named(run, folder, monkeypatch)
     shutil.rmtree(launched.path.parents[1])
     assert ended.code == 0
     assert "no job uses it" in ended.out
+    assert "HEADRACE_PLANE=node" in ended.out
     assert f"of a launch, HEADRACE_RUNTIME_DIR={launched.path}" in ended.out.replace("\n", "")
     assert document["running"]
 

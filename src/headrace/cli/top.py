@@ -127,6 +127,8 @@ def _milliseconds(seconds: float) -> str:
 
 def _tiers(tiers: dict[str, float], width: int) -> Text:
     """One bar of where bytes came from, and its legend."""
+    from headrace.plane.stage import TIER_WORDS
+
     total = sum(tiers.values())
     shown = {tier: rate for tier, rate in tiers.items() if rate / total >= 0.005}
     room = min(width, 2 * WIDE) - 1
@@ -137,7 +139,7 @@ def _tiers(tiers: dict[str, float], width: int) -> Text:
     text.append("\n")
     for tier, rate in shown.items():
         text.append("■ ", _TIER_STYLES.get(tier, "white"))
-        text.append(f"{tier} {rate / total:.0%} {bytes_text(rate)}/s   ")
+        text.append(f"{TIER_WORDS.get(tier, tier)} {rate / total:.0%} {bytes_text(rate)}/s   ")
     text.rstrip()
     return text
 
@@ -264,7 +266,10 @@ class _Observer:
         from headrace.runtime import runtime_folder
 
         self.folder = runtime_folder()
-        self.nobody = f"{self.folder.path}. Start one: headrace node start"
+        self.nobody = (
+            f"{self.folder.path}. Start one: headrace node start; "
+            "loaders that read through it are shown (HEADRACE_PLANE=node)"
+        )
         self._watches = defaultdict[Path, DaemonWatch](DaemonWatch)
         self._planes = PlanesWatch()
         self._client = None if controller is None else Client(controller)

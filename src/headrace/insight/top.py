@@ -126,6 +126,12 @@ class DaemonWatch(_Window):
         }
 
 
+_NO_JOB: Final = (
+    "no job uses it. Shown are loaders that read through it: plane='node', or HEADRACE_PLANE=node; "
+    "HEADRACE_VERDICT=1 lets others say what they wait for"
+)
+
+
 def _answer(jobs: list[Row], seconds: float) -> str:
     if not seconds:
         return "looking"
@@ -138,7 +144,7 @@ def _answer(jobs: list[Row], seconds: float) -> str:
         )
         return f"{waits}, and {len(starving) - 3} more" if len(starving) > 3 else waits
     if not jobs:
-        return "no job uses it"
+        return _NO_JOB
     if all(job["stall"] is None for job in jobs):
         return "no training step was seen lately"
     return "nobody starves"
