@@ -7,7 +7,9 @@ import pytest
 
 from headrace import runtime
 from headrace.cli.reports import seconds_of
+from headrace.cluster.executor import JobState
 from headrace.cluster.manifest import write_manifest
+from headrace.cluster.slurm.accounting import AccountedJob
 from headrace.runtime import agent_folder
 from headrace.telemetry.accounts import Ledger
 from headrace.telemetry.history import open_history
@@ -110,6 +112,22 @@ def test_the_report_of_a_task_has_what_its_launch_says(run, home, monkeypatch, t
     monkeypatch.chdir(tmp_path)
     for job in ("4711", "4700_11"):
         assert run("job-report", job, "--json").document["cause"] == "rank 0 failed"
+    hints = [line for line in run("job-report", "4711").out.splitlines() if "hint" in line]
+    assert [hint.split(": ")[-1] for hint in hints] == ["headrace cluster logs 4700_11 --lines 50"]
+
+
+def test_the_report_of_a_job_that_failed_says_why_and_shows_what_it_printed(
+    run, history, monkeypatch
+):
+    booked = AccountedJob(
+        "9", "train", JobState.FAILED, exit_code=1, user="ann", account="", partition="", elapsed_s=5.0,
+        limit_minutes=None, cpu_count=1, gpu_count=0, node_count=1, cpu_s=None, memory_peak_mib=None,
+    )  # fmt: skip
+    monkeypatch.setattr("headrace.cli.reports._books", lambda **_: [booked])
+    assert [line.split(None, 1) for line in run("job-report", "9").out.splitlines()[-2:]] == [
+        ["run", "exit code 1"],
+        ["hint", "see what it printed last: headrace cluster logs 9 --lines 50"],
+    ]
 
 
 def test_what_cannot_be_is_told_and_how(run, history, home):

@@ -75,10 +75,16 @@ def job_report(
     name = record.alias or job
     life = newest_life(Path(), name, record.restarts)
     cause, resumed, failed, _ = told_by_run(Path(), name, life, record.first_s, record.last_s)
+    if booked is not None and booked.went_wrong:
+        cause, failed = cause or booked.why, True
     report = replace(report, failed=failed)
-    run = [f"  {'run':<12} {text}" for text in (resumed, cause) if text]
+    rows = [("run", text) for text in (resumed, cause) if text]
     document = {**report.as_dict(), "resumed": resumed, "cause": cause}
-    output.result(document, *report.text().splitlines(), *run)
+    if failed:
+        document["hint"] = f"see what it printed last: headrace cluster logs {name} --lines 50"
+        rows.append(("hint", document["hint"]))
+    told = [f"  {label:<12} {text}" for label, text in rows]
+    output.result(document, *report.text().splitlines(), *told)
 
 
 def report(
