@@ -14,7 +14,7 @@ from headrace.web.access import ROLES, Sessions, WebOptions
 from headrace.web.source import ControllerPolicies
 from web.serving import FakeController
 
-LOOKS = ["/", "/starving", "/storage", "/job", "/policies", "/stores", "/api/starving", "/api/storage",
+LOOKS = ["/", "/starving", "/storage", "/runs", "/policies", "/stores", "/api/starving", "/api/storage",
          "/api/policy", "/api/stores"]  # fmt: skip
 BOTH = "operator {operator}\nreader {reader}\n"
 EDIT = {"text": "version: 1\njobs:\n  a: {weight: 2}\n"}
@@ -28,6 +28,23 @@ def policies(serve):
 @pytest.mark.parametrize("path", LOOKS)
 def test_public_pages_need_no_token(served, path):
     assert served.ask(path).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "leads_to"),
+    [
+        ("//starving/?user=a", 308, "/starving?user=a"),
+        ("//", 308, "/"),
+        ("/job", 303, "/runs"),
+        ("//evil.example", 404, None),
+        ("/nothing", 404, None),
+    ],
+)
+def test_another_address_leads_to_the_pages(served, path, status, leads_to):
+    answer = served.ask(path)
+    assert (answer.status, answer.headers.get("location")) == (status, leads_to)
+    assert (b'<a href="/starving">' in answer.body) is (status == 404)
+    assert served.ask("/api/nothing").message == "there is no such address"
 
 
 @pytest.mark.parametrize("path", LOOKS)

@@ -69,7 +69,7 @@ def test_an_unknown_job_is_none(demo):
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/starving", "/storage", "/job", "/policies", "/stores", "/signin"]
+    "path", ["/", "/starving", "/storage", "/runs", "/policies", "/stores", "/signin"]
 )
 def test_every_page_says_that_it_is_a_demo(served, path):
     assert b"recorded demo" in served.ask(path).body

@@ -18,7 +18,7 @@ from web.serving import FakeController, Serving, small_demo, traced_run, until
 controller, parent = controller, parent  # noqa: PLW0127 - fixtures
 
 PAGES = (
-    "/", "/starving", "/storage", "/job?id={job}", "/job", "/policies", "/stores", "/signin",
+    "/", "/starving", "/storage", "/job?id={job}", "/runs", "/policies", "/stores", "/signin",
 )  # fmt: skip
 EVIL = '<img src=x onerror="document.title=1">'
 

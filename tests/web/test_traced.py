@@ -56,10 +56,13 @@ def test_what_is_damaged_is_told(runs, tmp_path, serve):
     for name in ("run:bad", "run:nothing"):
         assert web.ask(f"/run?id={name}").status == 502
     assert web.ask("/run?id=run:one").status == 200
-    assert web.ask("/run?id=run:none").status == 404
-    assert b">Runs</a>" in web.ask("/job").body
+    missing = web.ask("/run?id=run:none")
+    assert missing.status == 404
+    assert b'href="/runs"' in missing.body
+    assert b"there is no run" in missing.body
+    assert b'<a href="/runs" aria-current=page>Runs</a>' in web.ask("/runs").body
 
 
 def test_without_runs_there_is_no_such_page_in_the_menu(served):
-    assert b">Runs</a>" not in served.ask("/job").body
+    assert b">Runs</a>" not in served.ask("/runs").body
     assert served.ask("/api/runs").document == {"runs": []}

@@ -84,11 +84,6 @@ class WebPage(NamedTuple):
     script: str
     in_menu: bool = True
 
-    @property
-    def menu(self) -> str:
-        """What it is called in the menu."""
-        return "Runs" if self.path == "/job" else self.title
-
 
 PAGES: Final = (
     WebPage("/", "Cluster", "cluster.html", "cluster.js"),
@@ -96,6 +91,7 @@ PAGES: Final = (
     WebPage("/storage", "File systems", "storage.html", "storage.js"),
     WebPage("/policies", "Policies", "policies.html", "policies.js"),
     WebPage("/stores", "Stores", "stores.html", "stores.js"),
+    WebPage("/runs", "Runs", "runs.html", "runs.js", in_menu=False),
     WebPage("/job", "Job", "job.html", "job.js", in_menu=False),
     WebPage("/signin", "Sign in", "signin.html", "", in_menu=False),
 )
@@ -130,9 +126,9 @@ def files() -> dict[str, tuple[bytes, str]]:
 
 def document(page: WebPage, *, label: str, who: str, problem: str = "", runs: bool = False) -> str:
     """A page."""
-    shown = [each for each in PAGES if each.in_menu or (runs and each.path == "/job")]
+    shown = [each for each in PAGES if each.in_menu or (runs and each.path == "/runs")]
     menu = "".join(
-        f'<li><a href="{each.path}"{" aria-current=page" if each is page else ""}>{each.menu}</a></li>'
+        f'<li><a href="{each.path}"{" aria-current=page" if each is page else ""}>{each.title}</a></li>'
         for each in shown
     )
     if who:
@@ -160,6 +156,7 @@ def document(page: WebPage, *, label: str, who: str, problem: str = "", runs: bo
 # -- the pages' application ----------------------------------------------------------------------------
 
 _SIGN_IN: Final = next(page for page in PAGES if page.path == "/signin")
+_MISSING: Final = WebPage("", "Not found", "missing.html", "", in_menu=False)
 
 
 class Web:
@@ -217,7 +214,8 @@ class Web:
                     Route("/api/stores/{number:int}/samples", self._guarded(self._samples)),
                     Route("/api/stores/{number:int}/sample", self._guarded(self._sample)),
                     Route("/api/stores/{number:int}/image", self._guarded(self._image)),
-                ]
+                ],
+                exception_handlers={404: self._missing},
             ),
             sessions,
             options.hosts,
@@ -233,9 +231,20 @@ class Web:
                 return self._html(_SIGN_IN, "", e.status, str(e))
             if not who and self._options.needs_token:
                 return RedirectResponse("/signin", 303)
+            if page.path == "/job" and not request.query_params.get("id"):
+                return RedirectResponse("/runs", 303)
             return self._html(page, who)
 
         return answer
+
+    async def _missing(self, request: Request, _: Exception) -> Response:
+        """Lead to the page whose address has slashes too many, or to those that there are."""
+        path = "/" + "/".join(filter(None, request.scope["path"].split("/")))
+        if path in {page.path for page in PAGES} - {request.scope["path"]}:
+            return RedirectResponse(f"{path}?{request.url.query}".rstrip("?"), 308)
+        if path.startswith("/api/"):
+            return refusal(404, "there is no such address")
+        return self._html(_MISSING, self._session(request) or "", 404)
 
     def _html(self, page: WebPage, who: str, status: int = 200, problem: str = "") -> Response:
         runs = bool(self._options.runs)
@@ -324,7 +333,8 @@ class Web:
         name = request.query_params.get("id", "")
         page = await asyncio.to_thread(self._runs.page, name)
         if page is None:
-            return refusal(404, f"there is no run {plain(name)!r}")
+            problem = f"there is no run {plain(name)!r}"
+            return self._html(_MISSING, self._session(request) or "", 404, problem)
         return HTMLResponse(page, headers={"content-security-policy": REPORT_POLICY})
 
     async def _traced(self, _: Request) -> Response:

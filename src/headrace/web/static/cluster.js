@@ -104,13 +104,14 @@ function paint() {
 
 let legendOf = "";
 function legend() {
-  if (legendOf === wanted.by) return;
-  legendOf = wanted.by;
+  const places = totals.has_gpus ? [] : ["a place is one job on one node"], kept = `${wanted.by} ${places}`;
+  if (legendOf === kept) return;
+  legendOf = kept;
   const key = (kind, text) => h("span", {}, h("i", { class: `swatch ${kind}` }), ` ${text}`);  // one does not stand without the other
   const idle = [key("", "idle"), key("away", "away"), key("unknown", "not known")];
   const parts = { stall: ["waits 0 %", h("span", { class: "ramp" }), "100 % of its time"], use: ["GPU works 100 %", h("span", { class: "ramp" }), "0 % of its time"],
     cause: [`a ${cell()} that waits more than 5 % has its cause's colour (above)`, key("calm", "waits less")], job: ["each job has a colour; point at one to see all its places"] }[wanted.by] || [];
-  fill($("legend"), [...parts, ...idle].map((p) => (p instanceof Node ? p : h("span", {}, p))));
+  fill($("legend"), [...places, ...parts, ...idle].map((p) => (p instanceof Node ? p : h("span", {}, p))));
 }
 
 function figures() {

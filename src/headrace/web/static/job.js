@@ -2,7 +2,7 @@
 import { $, ask, behind, bytes, causeColour, causeName, causeText, clock, count, day, fill, h, hours, live, percent, rate, seconds, svg, table, trouble } from "./core.js";
 import { drawn, keys, over } from "./charts.js";
 
-const id = new URLSearchParams(location.search).get("id") || "";
+const id = new URLSearchParams(location.search).get("id");
 const TIERS = { ram: ["b2", "memory"], page_cache: ["b3", "the page cache"], disk: ["b0", "local disk"], peer: ["b5", "other nodes"], source: ["b1", "storage"] };
 let page = null, parts = null;
 
@@ -63,7 +63,7 @@ function ranks() {
   const low = known[0], high = known[known.length - 1];
   const open = parts.ranks.querySelector("details")?.open;
   fill(parts.ranks, high ? h("p", { class: "soft" }, list.length > 1 ? `Rank ${high[0]} (${high[1]}) waits most, ${percent(high[2])}; rank ${low[0]} (${low[1]}) least, ${percent(low[2])}${list.length > 2 && high[2] > 0.1 && low[2] < high[2] / 3 ? ": the others wait for it" : ""}.` : `Its one rank is ${high[1]}.`) : "",
-    svg("svg", { viewBox: `0 0 ${width} ${Math.ceil(list.length / across) * size}`, role: "img", "aria-label": `Waiting of ${list.length} ranks` }, cells), behind("As a table", () => table(["Rank", "Place", "Waits"], list.slice(0, 512).map(([r, p, s]) => [String(r), p, percent(s)]))));
+    svg("svg", { viewBox: `0 0 ${width} ${Math.ceil(list.length / across) * size}`, role: "img", "aria-label": `Waiting of ${list.length} ranks` }, cells), behind("As a table", () => table(["Rank", "Node", "Waits"], list.slice(0, 512).map(([r, p, s]) => [String(r), p, percent(s)]))));
   if (open) parts.ranks.querySelector("details").open = true;
 }
 
@@ -71,12 +71,4 @@ async function look() {
   try { page = await ask(`/api/job?id=${encodeURIComponent(id)}`); trouble(""); show(); } catch (e) { trouble(e.message); if (!page) $("answer").textContent = "Nothing can be shown."; }
 }
 let last = 0;
-if (id) live(false, { look: () => { if (Date.now() - last > 1800 && (!page || page.running)) { last = Date.now(); look(); } } });
-else {
-  $("answer").textContent = "Which job? Choose one on the cluster's page, or among those that starve.";
-  try {
-    const { runs } = await ask("/api/runs");
-    if (runs.length) { $("title").textContent = "Runs"; $("answer").textContent = "Runs that wrote a trace."; fill($("job"), h("ul", {}, runs.map((r) => h("li", {}, h("a", { href: `/run?id=${encodeURIComponent(r.id)}` }, r.id.slice(4)), ` ${r.path}`)))); }
-  } catch (e) { trouble(e.message); }
-  document.body.dataset.looks = "1";
-}
+live(false, { look: () => { if (Date.now() - last > 1800 && (!page || page.running)) { last = Date.now(); look(); } } });
