@@ -19,6 +19,7 @@ from headrace.cluster.local.executor import LocalExecutor
 from headrace.cluster.local.jobs import JobsFolder
 from headrace.cluster.local.keeper import KEEPER_MARK
 from headrace.errors import ClusterError, ClusterRequestError
+from headrace.machine.host import start_time
 from tests_shared import until
 
 
@@ -264,7 +265,7 @@ def test_processes_below_one_are_found_and_signalled_by_when_they_began():
         assert process.pid in processes.descendants(os.getpid())
         assert not processes.send(below, began + 1, signal.SIGKILL)  # another one of that number
         assert processes.send(below, began, signal.SIGKILL)
-    assert processes.start_time(below) is None
+    assert start_time(below) is None
     assert not processes.send(below, began, signal.SIGKILL)  # gone: no error
 
 

@@ -84,20 +84,23 @@ def traces(folder):
         return ()
 
 
-def test_steps_are_written_while_a_loader_lives_and_the_file_ends_with_it(tmp_path):
+def test_steps_are_written_while_a_loader_lives_and_the_file_ends_with_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HEADRACE_JOB_ID", "7")
+    monkeypatch.setenv("HEADRACE_NODE", "vm-1")
     log = StepLog()
     owner = Owner(log)
     follow(str(tmp_path / "run"), ABOUT, owner)
     assert not (tmp_path / "run").exists()
     add(log, ROWS[:150])
     until(lambda: sum(len(t.steps) for t in traces(tmp_path / "run")) == 150)
-    assert traces(tmp_path / "run")[0].cut
+    assert traces(tmp_path / "run")[0].cut == "the process has not ended yet"
     add(log, ROWS[150:])
     del owner
     gc.collect()
     until(lambda: not traces(tmp_path / "run")[0].cut)
     found = read_run(tmp_path / "run")
     assert same(found.ranks[0].steps, ROWS)
+    assert found.ranks[0].where == "vm-1"
     assert found.facts["source"] == "/data/train.hr"
     assert found.facts["headrace"]
 
@@ -182,7 +185,7 @@ def test_a_killed_process_leaves_what_was_written(tmp_path):
         assert done.returncode == -getattr(signal, f"SIG{name}"), done.stderr
         trace = read_run(tmp_path / name).ranks[0]
         assert len(trace.steps) == len(ROWS)
-        assert "killed" in trace.cut
+        assert trace.cut == "the process was killed, or crashed"
 
 
 def test_a_forked_rank_has_a_file_of_its_own_and_the_parents_goes_on(tmp_path):

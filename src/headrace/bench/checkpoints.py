@@ -27,7 +27,6 @@ from headrace.bench.content import Content
 from headrace.bench.metrics import CheckpointTimes
 from headrace.bench.model import ModelSpec
 from headrace.bench.objects import objects_of
-from headrace.bench.ranks import this_host
 from headrace.bench.staging import make_cold, residency_of
 from headrace.checkpoint import Checkpointer, CheckpointOptions
 from headrace.errors import (
@@ -37,6 +36,7 @@ from headrace.errors import (
     VolumeError,
     WorkloadError,
 )
+from headrace.machine.host import this_host
 from headrace.store.output_file import BUFFER_BYTES, OutputFile, WriteBuffer, write_error
 from headrace.store.publish import check_free_space
 

@@ -22,7 +22,6 @@ import socket
 import struct
 import time
 from collections import deque
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace._native import RankBarrier
@@ -31,10 +30,11 @@ from headrace.base.files import replace_file
 from headrace.base.job import start_of_job
 from headrace.base.peers import interfaces
 from headrace.errors import BenchError
-from headrace.machine.host import read_text
+from headrace.machine.host import this_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
 
     from headrace.base.job import Rank
 
@@ -482,12 +482,6 @@ def _addresses() -> list[str]:
     addresses = [os.environ["MASTER_ADDR"]] if "MASTER_ADDR" in os.environ else []
     own = sorted(interfaces().items(), key=lambda each: each[0] == "lo")
     return list(dict.fromkeys([*addresses, socket.gethostname(), *(address for _, address in own)]))
-
-
-def this_host() -> str:
-    """The same in processes that can share memory: of one kernel and name, that see each other."""
-    boot = read_text(Path("/proc/sys/kernel/random/boot_id")).strip()
-    return f"{socket.gethostname()} {boot} {os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def _barrier_at(path: str, place: int) -> RankBarrier:

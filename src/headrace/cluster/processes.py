@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.machine.host import process_stat, start_time
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -46,22 +48,6 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def _stat(pid: int) -> tuple[str, int, int] | None:
-    """State, parent and start time (ticks since boot) of a process; None if there is none."""
-    try:
-        # The name, in parentheses, may hold anything.
-        rest = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return rest[0].decode(), int(rest[1]), int(rest[19])
-
-
-def start_time(pid: int) -> int | None:
-    """When a process began, in ticks since boot: with its id it names one process only."""
-    status = _stat(pid)
-    return None if status is None or status[0] in "ZX" else status[2]
-
-
 def _all() -> list[int]:
     return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
@@ -77,7 +63,7 @@ def descendants(
     """
     below: dict[int, list[tuple[int, int]]] = {}
     for pid in _all():
-        status = _stat(pid)
+        status = process_stat(pid)
         if status is not None and status[0] not in "ZX":
             below.setdefault(status[1], []).append((pid, status[2]))
     left_out = except_for if callable(except_for) else set(except_for).__contains__

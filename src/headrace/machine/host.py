@@ -7,9 +7,11 @@ own. A file that cannot be read sets no limit.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +58,30 @@ def byte_fields(path: Path) -> dict[str, int]:
         if (number := _KILOBYTES.fullmatch(rest)) is not None:
             fields[name] = int(number[1]) * 1024
     return fields
+
+
+def this_host() -> str:
+    """The same in processes that can share memory: of one kernel and name, that see each other."""
+    boot, seen = read_text(Path("/proc/sys/kernel/random/boot_id")).strip(), 0
+    with contextlib.suppress(OSError):
+        seen = Path("/proc/self/ns/pid").stat().st_ino
+    return f"{socket.gethostname()} {boot} {seen}"
+
+
+def process_stat(pid: int) -> tuple[str, int, int] | None:
+    """State, parent and start time (ticks since boot) of a process; None if there is none."""
+    try:
+        # The name, in parentheses, may hold anything.
+        rest = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return rest[0].decode(), int(rest[1]), int(rest[19])
+
+
+def start_time(pid: int) -> int | None:
+    """When a process began, in ticks since boot: with its id it names one process only."""
+    status = process_stat(pid)
+    return None if status is None or status[0] in "ZX" else status[2]
 
 
 LINES_MAX: Final = 4096

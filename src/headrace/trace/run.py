@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from headrace.errors import TraceError
+from headrace.machine.host import start_time, this_host
 from headrace.plane.batch_trace import STEP
 from headrace.trace.format import (
     EVENT,
@@ -50,7 +51,10 @@ class RankTrace:
     rank: int
     world_size: int
     host: str = ""
+    node: str = ""  # what the job calls it; "" if nobody said
+    machine: str = ""  # `headrace.machine.host.this_host` there
     pid: int = 0
+    started: int = 0  # when the process began, in ticks since that machine's boot
     process: str = ""
     """Identifies the process among all of all hosts: loaders of one process have the same."""
     began_unix_s: float = 0.0
@@ -71,6 +75,11 @@ class RankTrace:
     """JSON objects with at least `kind` (text) and `at_s` (monotonic seconds)."""
     cut: str = ""
     """Why there is nothing after what is here; "" if the loader or the process ended properly."""
+
+    @property
+    def where(self) -> str:
+        """The node, by the name that its job has for it, or else the host's."""
+        return self.node or self.host
 
     def unix_s(self, monotonic_s: float) -> float:
         """When that was."""
@@ -215,10 +224,11 @@ def _read(path: str, name: str) -> RankTrace:
         elif kind == EVENT:
             events.append(_event(payload, path))
         end = after
+    facts = _facts(header, path, rank)
     return RankTrace(
-        path=path, **_facts(header, path, rank),
+        path=path, **facts,
         steps=np.concatenate(steps) if steps else np.empty(0, STEP),
-        events=tuple(events), cut=_cut(events, end, len(data)),
+        events=tuple(events), cut=_cut(facts, events, end, len(data)),
     )  # fmt: skip
 
 
@@ -229,12 +239,15 @@ def _event(payload: memoryview, path: str) -> dict[str, Any]:
     return event
 
 
-def _cut(events: list[dict[str, Any]], end: int, size: int) -> str:
+def _cut(facts: Mapping[str, Any], events: list[dict[str, Any]], end: int, size: int) -> str:
     if end < size:
         return f"it was cut off in the middle: the last {size - end:,} bytes are no whole chunk"
     last = next((event for event in reversed(events) if event["kind"] == "end"), None)
     if last is None:
-        return "the process has not ended yet, or was killed"
+        if facts["machine"] != this_host():
+            return "the process has not ended yet, or was killed"
+        goes_on = start_time(facts["pid"]) == facts["started"]
+        return "the process has not ended yet" if goes_on else "the process was killed, or crashed"
     why = str(last.get("why", ""))[:_TEXT_MAX]
     return "" if why in ("closed", "exit") else why
 
@@ -262,8 +275,10 @@ def _bounded(value: Any) -> bool:
     return True
 
 
-_TEXTS: Final = ("host", "process", "source", "framework", "fingerprint", "order_digest", "tail")
-_COUNTS: Final = ("rank", "world_size", "pid", "samples", "length", "batch_size")
+_TEXTS: Final = (
+    "host", "node", "machine", "process", "source", "framework", "fingerprint", "order_digest", "tail",
+)  # fmt: skip
+_COUNTS: Final = ("rank", "world_size", "pid", "started", "samples", "length", "batch_size")
 _FIELDS: Final[dict[str, type]] = {
     **dict.fromkeys(_TEXTS, str), **dict.fromkeys(_COUNTS, int),
     **dict.fromkeys(("began_unix_s", "began_s"), float), "order": dict,

@@ -24,9 +24,10 @@ from multiprocessing import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.base.job import clean
+from headrace.base.job import clean, identity_of
 from headrace.base.text import redacted
 from headrace.control.stalls.live import evidence_of
+from headrace.machine.host import start_time, this_host
 from headrace.trace.format import RUN, TraceFile, bytes_max, write_once
 
 if TYPE_CHECKING:
@@ -121,7 +122,11 @@ class _Followed:
         facts = _run(about, clock["began_unix_s"])
         Path(self.folder).mkdir(parents=True, exist_ok=True)
         write_once(Path(self.folder, "run.json"), RUN.encode(facts, indent=1))
-        here = {"host": clean(socket.gethostname()), "pid": os.getpid(), "process": _writer.process}
+        pid, identity = os.getpid(), identity_of(os.environ)
+        here = {
+            "host": clean(socket.gethostname()), "node": identity.node if identity else "",
+            "machine": this_host(), "pid": pid, "started": start_time(pid) or 0, "process": _writer.process,
+        }  # fmt: skip
         header = {**about, **clock, **here}
         self.file = TraceFile(self.folder, about["rank"], header, self.most)
         self.began_s = self.look_at_s = now

@@ -32,8 +32,8 @@ from headrace.cluster.processes import (
     end_descendants,
     reap,
     send,
-    start_time,
 )
+from headrace.machine.host import start_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

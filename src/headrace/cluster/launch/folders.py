@@ -30,8 +30,9 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.base.documents import DocumentKind
 from headrace.base.files import explained, lock_path, own_folder
-from headrace.cluster.processes import end_marked, start_time
+from headrace.cluster.processes import end_marked
 from headrace.errors import LaunchError
+from headrace.machine.host import start_time
 from headrace.runtime import SOCKET_PATH_BYTES_MAX
 
 if TYPE_CHECKING:

@@ -42,9 +42,9 @@ from headrace.cluster.processes import (
     end_descendants,
     reap,
     send,
-    start_time,
 )
 from headrace.errors import LaunchError
+from headrace.machine.host import start_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

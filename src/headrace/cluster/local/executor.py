@@ -30,9 +30,10 @@ from headrace.cluster.local.keeper import (
     node_names,
     schedule,
 )
-from headrace.cluster.processes import send, start_time
+from headrace.cluster.processes import send
 from headrace.cluster.snapshot import ClusterSnapshot, Node, Partition, occupied
 from headrace.errors import ClusterError, ClusterRequestError, ClusterTimeout
+from headrace.machine.host import start_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -32,9 +32,9 @@ from headrace.cluster.processes import (
     end_marked,
     reap,
     send,
-    start_time,
 )
 from headrace.errors import ClusterError
+from headrace.machine.host import start_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -273,15 +273,15 @@ def rank_map(run: TraceFigures) -> str:
     for rank in order:
         waited_s, steps = columns_of(rank.total, "waited_s", "steps").tolist()
         share = percent_text(stall_of(rank.total))
-        name, host = f"rank {rank.about.rank}", rank.about.host or "-"
-        rows.append((name, host, share, duration_text(waited_s), f"{steps:,.0f}"))
+        name, node = f"rank {rank.about.rank}", rank.about.where or "-"
+        rows.append((name, node, share, duration_text(waited_s), f"{steps:,.0f}"))
     note = "A row for each rank"
     if together > 1:
         note = f"A row for {together} ranks, that of the one that waited most"
     note += ": the stronger the colour, the more of the time it waited."
     if len(run.ranks) > len(rows):
         note += f" The table has the {len(rows)} that waited most."
-    tables = charts.table(["rank", "host", "waited", "seconds", "steps"], rows)
+    tables = charts.table(["rank", "node", "waited", "seconds", "steps"], rows)
     return charts.figure("Which ranks waited, and when", drawn, tables, note)
 
 
@@ -522,7 +522,7 @@ def _blocks(run: TraceFigures) -> Iterator[Iterable[str]]:
         worst = sorted(((stall_of(r.total), r.about) for r in run.ranks), key=lambda one: -one[0])
         yield (
             "Ranks that waited most:",
-            *(f"  rank {r.rank:<5} {percent_text(stall):>7}  {r.host}" for stall, r in worst[:_RANKS_SHOWN]),
+            *(f"  rank {r.rank:<5} {percent_text(stall):>7}  {r.where}" for stall, r in worst[:_RANKS_SHOWN]),
         )  # fmt: skip
     if run.decisions:
         last = run.decisions[-_DECISIONS_SHOWN:]
@@ -566,7 +566,10 @@ def report_document(run: TraceFigures) -> dict[str, Any]:
             for one in (main.epochs() if main else ())
         ],
         "ranks": [
-            {"rank": rank.about.rank, "host": rank.about.host, "stall": stall_of(rank.total)}
+            {
+                "rank": rank.about.rank, "host": rank.about.host, "node": rank.about.where,
+                "stall": stall_of(rank.total),
+            }
             for rank in run.ranks
         ],
         "decisions": [one._asdict() for one in run.decisions],
