@@ -59,6 +59,7 @@ def test_the_command_prints_figures_or_json(tmp_path):
         "sequential write",
         "random 64 KiB",
         "samples, packed",
+        "16 reads in flight; 2 batches of 64: ",  # its 70 files
         "of this client's memory, not of the storage",
         "advice: depth",
         f"of {os.cpu_count()} processors meanwhile",

@@ -355,6 +355,7 @@ def _batches(
     seconds = time.perf_counter() - begin
     return {
         "per_s": samples / seconds, "bytes_per_s": nbytes / seconds, "batch_s": percentiles(waits),
+        "batches": len(waits),
     }  # fmt: skip
 
 

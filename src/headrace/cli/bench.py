@@ -221,13 +221,15 @@ def _storage_lines(document: dict[str, Any]) -> Iterator[str]:
         rate = f"{rate_text(cell['bytes_per_s'])} x{cell['depth']}"
         by_block.setdefault(cell["block_bytes"], []).append(rate)
     for block, rates in by_block.items():
-        yield f"{'random ' + binary_text(block):<18} {', '.join(rates)}"
+        yield f"{'random ' + binary_text(block):<18} {', '.join(rates)} reads in flight"
     batches = document["batches"]
     for name in ("packed", "files"):
         samples = batches[name]
+        count = counted(samples["batches"], "batch", "batches")
         yield (
-            f"{'samples, ' + name:<18} {samples['per_s']:,.0f}/s of {binary_text(batches['sample_bytes'])}; "
-            f"batches of {batches['batch']}: {_ms(samples['batch_s'])}"
+            f"{'samples, ' + name:<18} {samples['per_s']:,.0f}/s of {binary_text(batches['sample_bytes'])}, "
+            f"{batches['reads_in_flight']} reads in flight; {count} of {batches['batch']}: "
+            f"{_ms(samples['batch_s'])}"
         )
     yield f"{'latency, 4 KiB':<18} {_ms(document['latency_s'])}"
     yield f"{'write and sync':<18} {_ms(document['sync_s'])}"
