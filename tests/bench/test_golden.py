@@ -178,7 +178,7 @@ def ceiling(au):
         ({"ceiling": ceiling(99.9)}, "storage", "without storage AU is 99.90 %"),
         # 10 of the 17 percent that are lost are lost without any storage.
         ({"ceiling": ceiling(90)}, "harness", "the figure says nothing about the storage"),
-        ({"ceiling": ceiling(99.9), "blocks": blocks(late_s=0.06)}, "harness", "noticed up to 60.00 ms late"),
+        ({"ceiling": ceiling(99.9), "blocks": blocks(late_s=0.06)}, "harness", "late with emulating acc"),
     ],
 )  # fmt: skip
 def test_a_result_is_not_called_the_storages_when_the_harness_is_the_limit(more, bound, message):

@@ -322,6 +322,7 @@ class BoundVerdict(NamedTuple):
     reason: str
 
 
+_HARNESS: Final = "the harness (this host, which was late with emulating accelerators)"
 _SAYS_NOTHING: Final = "; the figure says nothing about the storage: "
 _NOT_THE_STORAGE: Final = (
     f"{_SAYS_NOTHING}give this host less to do besides, fewer accelerators or longer steps"
@@ -383,14 +384,14 @@ def verdict_of(  # noqa: C901, PLR0911, PLR0917 - all that is known
     if step_s > 0 and late_p99_s > 0.05 * step_s and late_p99_s > 0.001:
         late, steps = f"{late_p99_s * 1e3:.2f} ms late (p99)", f"{step_s * 1e3:.2f} ms"
         reason = f"ends of steps were noticed up to {late}, steps take {steps}; {harness:.1%} of the time went "
-        reason += "to the harness"
+        reason += f"to {_HARNESS}"
         return BoundVerdict("harness", f"{reason}{_NOT_THE_STORAGE}")
     if ceiling_au is not None and ceiling_au < _CEILING_LEAST and 100 - ceiling_au >= 0.2 * lost:
-        reason = f"without any storage AU is {ceiling_au:.2f} %, with it {au:.2f} %: the harness alone loses "
-        reason += f"{(100 - ceiling_au) / lost:.0%} of what is lost"
+        reason = f"without any storage AU is {ceiling_au:.2f} %, with it {au:.2f} %: "
+        reason += f"{_HARNESS} alone loses {(100 - ceiling_au) / lost:.0%} of what is lost"
         return BoundVerdict("harness", f"{reason}{_NOT_THE_STORAGE}")
     if harness > wait + barrier:
-        reason = f"{harness:.1%} of the time went to the harness, {wait:.1%} to waiting for data"
+        reason = f"{harness:.1%} of the time went to {_HARNESS}, {wait:.1%} to waiting for data"
         return BoundVerdict("harness", f"{reason}{_NOT_THE_STORAGE}")
     if barrier > accelerators * (wait + harness):  # more than one can hold up all others
         longer = "at the barrier for accelerators that computed longer"

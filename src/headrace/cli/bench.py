@@ -328,8 +328,10 @@ def _print_sweep(output: Output, result: Sweep, condition: Condition, simulate: 
             str(probe.accelerators), *values, probe.bound, "no" if probe.over else "yes",
         ))  # fmt: skip
     lines = aligned(cells)
+    late = any(probe.bound == "harness" for probe in result.probes)
     lines.append(
-        f"fed: {condition.written} does not hold; bound by: what took the rest of the time"
+        f"fed: with so many, {condition.written} does not hold; bound by: what took the rest of the time"
+        f"{' (harness: this host was late with emulating them)' * late}"
     )
     if (over := result.first_over) is not None:
         lines.append(f"with {over.accelerators}: {over.bound_reason}")
