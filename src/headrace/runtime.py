@@ -313,7 +313,10 @@ def end(folder: RuntimeFolder, kill: str, *, force: bool = False) -> int:
         raise FileNotFoundError(errno.ENOENT, "nobody listens", str(folder.socket))
     pid, pidfd = holder
     try:
-        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+        # Daemons of a launch ignore SIGTERM, those that a script has started in the background SIGINT.
+        with contextlib.suppress(ProcessLookupError):
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.pidfd_send_signal(pidfd, number)
         if not wait_for_end(pidfd, 1.0 if force else STOP_S):
             if not force:
                 raise folder.error(

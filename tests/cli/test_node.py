@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -53,6 +54,18 @@ def test_a_daemon_in_the_background(run, runtime, packed_photos):
     assert stopped.document == {"pid": pid, "running": False}
     assert [p.name for p in runtime.iterdir()] == ["node.log"]
     until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+@pytest.mark.parametrize("ignored", [signal.SIGTERM, signal.SIGINT])
+def test_a_daemon_that_was_started_to_ignore_a_signal_is_stopped_too(run, runtime, ignored):
+    before = signal.signal(ignored, signal.SIG_IGN)  # as a launch does, and a shell's `&`
+    try:
+        pid = run("node", "start", "--ram", "16M", "--json").document["pid"]
+    finally:
+        signal.signal(ignored, before)
+    stopped = run("node", "stop", "--json")
+    run("node", "stop", "--force")
+    assert stopped.document == {"pid": pid, "running": False}
 
 
 def test_one_that_cannot_start_says_why(run, runtime):
