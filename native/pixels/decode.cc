@@ -144,10 +144,6 @@ std::unique_ptr<Decoder> make_decoder(Format format) {
 
 }  // namespace
 
-std::string KeptPictures::Kept::head() const {
-  return "P6\n" + std::to_string(width) + " " + std::to_string(height) + "\n255\n";
-}
-
 std::shared_ptr<const KeptPictures::Kept> KeptPictures::find(uint64_t index) const {
   const std::lock_guard lock(mutex_);
   const auto at = pictures_.find(index);
@@ -202,25 +198,14 @@ Reason Worker::open_within(const Recipe& recipe, std::span<const uint8_t> bytes,
          " of max_pixels";
 }
 
-Reason Worker::reduce(const Recipe& recipe, std::span<const uint8_t> bytes,
-                      std::shared_ptr<const KeptPictures::Kept>* picture) {
+Reason Worker::reduction(const Recipe& recipe, std::span<const uint8_t> bytes, Recipe* whole) {
   return within_memory([&]() -> Reason {
     Header header;
     if (Reason odd = open_within(recipe, bytes, &header); !odd.empty()) return odd;
-    return reduction(recipe, header, *open_, picture);
+    const auto [width, height] = upright(header);
+    *whole = recipe.reduction(width, height);
+    return {};
   });
-}
-
-Reason Worker::reduction(const Recipe& recipe, const Header& header, Decoder& decoder,
-                         std::shared_ptr<const KeptPictures::Kept>* picture) {
-  const auto [width, height] = upright(header);
-  const Recipe whole = recipe.reduction(width, height);
-  auto kept = std::make_shared<KeptPictures::Kept>(
-      KeptPictures::Kept{whole.width, whole.height, std::vector<uint8_t>(whole.output_bytes())});
-  const Output output{&whole, {}, kept->rgb.data()};
-  if (Reason reason = decoded({&output, 1}, header, decoder); !reason.empty()) return reason;
-  *picture = std::move(kept);
-  return {};
 }
 
 Reason Worker::reduced(std::span<const Output> outputs, const Header& header, Decoder& decoder,
@@ -232,8 +217,11 @@ Reason Worker::reduced(std::span<const Output> outputs, const Header& header, De
                     std::min(width, height) <= first.recipe->keep_short &&
                     (kept == nullptr || kept->keeps_none());
   if (first.recipe->keep_short == 0 || done) return decoded(outputs, header, decoder);
-  std::shared_ptr<const KeptPictures::Kept> picture;
-  if (Reason odd = reduction(*first.recipe, header, decoder, &picture); !odd.empty()) return odd;
+  const Recipe reduction = first.recipe->reduction(width, height);
+  auto picture = std::make_shared<KeptPictures::Kept>(KeptPictures::Kept{
+      reduction.width, reduction.height, std::vector<uint8_t>(reduction.output_bytes())});
+  const Output whole{&reduction, {}, picture->rgb.data()};
+  if (Reason reason = decoded({&whole, 1}, header, decoder); !reason.empty()) return reason;
   if (kept != nullptr) kept->add(first.draw.index, picture);
   PpmDecoder pixels(picture->rgb.data(), picture->width);
   return decoded(outputs, {.width = picture->width, .height = picture->height}, pixels);

@@ -25,8 +25,6 @@ class KeptPictures {
   struct Kept {
     int width, height;
     std::vector<uint8_t> rgb;  // rows of red, green, blue
-    // The same as a file, PPM: its head, which the pixels follow.
-    std::string head() const;
   };
 
   explicit KeptPictures(size_t budget_bytes) : budget_(budget_bytes) {}
@@ -66,9 +64,9 @@ class Worker {
     return decode(std::span(&one, 1), bytes, kept);
   }
 
-  // What a recipe with `keep_short` keeps of a picture, or why there is none.
-  Reason reduce(const Recipe& recipe, std::span<const uint8_t> bytes,
-                std::shared_ptr<const KeptPictures::Kept>* picture);
+  // What a recipe with `keep_short` keeps of a picture, as its header says, or why that is not
+  // known.
+  Reason reduction(const Recipe& recipe, std::span<const uint8_t> bytes, Recipe* whole);
 
   // The mask of the picture that was decoded or resized last: a PNG of one channel and at most 8
   // bits, as large as the picture is upright. Its numbers follow the picture's crop, flips and
@@ -90,8 +88,6 @@ class Worker {
  private:
   // Opens a picture that is not too large.
   Reason open_within(const Recipe& recipe, std::span<const uint8_t> bytes, Header* header);
-  Reason reduction(const Recipe& recipe, const Header& header, Decoder& decoder,
-                   std::shared_ptr<const KeptPictures::Kept>* picture);
   // Of an open picture; with `keep_short` from what it is reduced to.
   Reason reduced(std::span<const Output> outputs, const Header& header, Decoder& decoder,
                  KeptPictures* kept);

@@ -89,4 +89,8 @@ int exif_orientation(std::span<const uint8_t> tiff) {
   return 1;
 }
 
+std::string ppm_head(int width, int height) {
+  return "P6\n" + std::to_string(width) + " " + std::to_string(height) + "\n255\n";
+}
+
 }  // namespace headrace::pixels

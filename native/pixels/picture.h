@@ -109,6 +109,9 @@ std::unique_ptr<Decoder> make_jpeg_decoder();
 std::unique_ptr<Decoder> make_png_decoder();
 std::unique_ptr<Decoder> make_webp_decoder();
 
+// What stands before the pixels of a PPM file of 8 bits: rows of red, green, blue.
+std::string ppm_head(int width, int height);
+
 // EXIF's orientation in the bytes of an APP1 or eXIf block, from "II" or "MM" on; 1 if it says
 // none.
 int exif_orientation(std::span<const uint8_t> tiff);

@@ -64,44 +64,55 @@ Output DecodeJob::output(uint64_t sample, size_t output) const {
           at(sample, output)};
 }
 
-void DecodeJob::reduce(Worker& worker, uint64_t sample, Arena& arena) {
-  // Why not, its reader will find out as well.
-  (void)worker.reduce(recipes.front(), encoded(sample, part), &pictures_[sample]);
-  if (unreduced_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  try {
-    reduced = with_reduced(arena);
-  } catch (const Error&) {
-  } catch (const std::bad_alloc&) {
-  }
-  pictures_.clear();
-}
+// A header may say anything: what is longer by more than this is passed on as it is.
+constexpr uint64_t kLongestSides = 16;
 
-std::shared_ptr<io::Batch> DecodeJob::with_reduced(Arena& arena) const {
+void DecodeJob::lay_out(Worker& worker, Arena& arena) try {
   auto result = std::make_shared<io::Batch>(*batch);
+  wholes_.resize(batch->samples);
   result->bytes = 0;
   for (uint64_t slot = 0; slot < batch->lengths.size(); ++slot) {
-    const auto& picture = pictures_[slot / batch->parts];
-    if (slot % batch->parts == part && picture) {
-      const size_t bytes = picture->head().size() + picture->rgb.size();
-      result->lengths[slot] = static_cast<int64_t>(bytes);
+    const uint64_t sample = slot / batch->parts;
+    auto room = static_cast<uint64_t>(batch->lengths[slot]);
+    if (slot % batch->parts == part) {
+      const Recipe& recipe = recipes.front();
+      Recipe& whole = wholes_[sample];
+      const uint64_t most = 3 * kLongestSides * uint64_t(recipe.keep_short) * recipe.keep_short;
+      if (!worker.reduction(recipe, encoded(sample, part), &whole).empty() ||
+          whole.output_bytes() > most) {
+        whole.width = 0;
+      } else {
+        const uint64_t size = ppm_head(whole.width, whole.height).size() + whole.output_bytes();
+        result->lengths[slot] = static_cast<int64_t>(size);
+        room = std::max(room, size);  // should it be damaged, its bytes come here
+      }
     }
     result->offsets[slot] = static_cast<int64_t>(result->bytes);
-    result->bytes += static_cast<uint64_t>(result->lengths[slot]);
+    result->bytes += room;
   }
   result->buffer = arena.acquire(std::max<size_t>(1, result->bytes));
-  for (uint64_t slot = 0; slot < batch->lengths.size(); ++slot) {
-    std::byte* to = result->buffer->data + result->offsets[slot];
-    const auto& picture = pictures_[slot / batch->parts];
-    if (slot % batch->parts == part && picture) {
-      const std::string head = picture->head();
+  reduced = std::move(result);
+} catch (const Error&) {
+} catch (const std::bad_alloc&) {
+}
+
+void DecodeJob::reduce(Worker& worker, uint64_t sample, Arena& arena) {
+  std::call_once(laid_out_, [&] { lay_out(worker, arena); });
+  if (!reduced) return;
+  for (uint64_t of_part = 0; of_part < batch->parts; ++of_part) {
+    const uint64_t slot = sample * batch->parts + of_part;
+    std::byte* to = reduced->buffer->data + reduced->offsets[slot];
+    const auto bytes = encoded(sample, of_part);
+    if (of_part == part && wholes_[sample].width != 0) {
+      const Recipe& whole = wholes_[sample];
+      const std::string head = ppm_head(whole.width, whole.height);
       std::memcpy(to, head.data(), head.size());
-      std::memcpy(to + head.size(), picture->rgb.data(), picture->rgb.size());
-    } else if (batch->lengths[slot] != 0) {
-      std::memcpy(to, batch->buffer->data + batch->offsets[slot],
-                  static_cast<size_t>(batch->lengths[slot]));
+      // Why it cannot be decoded, its reader finds out as well.
+      if (worker.decode({&whole, {}, to + head.size()}, bytes).empty()) continue;
+      reduced->lengths[slot] = static_cast<int64_t>(bytes.size());
     }
+    if (!bytes.empty()) std::memcpy(to, bytes.data(), bytes.size());
   }
-  return result;
 }
 
 DecodePool::DecodePool(unsigned threads, size_t retained_bytes, size_t kept_bytes, Memory memory,
@@ -150,10 +161,8 @@ std::shared_ptr<DecodeJob> DecodePool::submit(DecodeRequest request) {
          "there are not as many augmentations of each picture");
   expect(!job->reduces || (job->recipes.size() == 1 && job->recipes.front().keep_short != 0),
          "pictures are reduced by one recipe with keep_short");
-  job->left_ = job->unreduced_ = samples;
-  if (job->reduces) {
-    job->pictures_.resize(samples);
-  } else {
+  job->left_ = samples;
+  if (!job->reduces) {
     job->pixels = arena_->acquire(std::max<size_t>(1, samples * job->sample_bytes()));
     job->mappings.resize(samples);
   }

@@ -97,13 +97,14 @@ class DecodeJob : public DecodeRequest, public std::enable_shared_from_this<Deco
 
  private:
   friend class DecodePool;
-  // Of a picture that is done. The last one puts `reduced` together.
+  // Finds room for what becomes of all pictures, as their headers say.
+  void lay_out(Worker& worker, Arena& arena);
+  // Fills a sample's room.
   void reduce(Worker& worker, uint64_t sample, Arena& arena);
-  std::shared_ptr<io::Batch> with_reduced(Arena& arena) const;
 
-  std::vector<std::shared_ptr<const KeptPictures::Kept>> pictures_;  // where it reduces
-  std::atomic<uint64_t> unreduced_{0};
-  uint64_t next_ = 0;  // picture that nobody has begun with
+  std::once_flag laid_out_;
+  std::vector<Recipe> wholes_;  // of what can be decoded here; others have no side
+  uint64_t next_ = 0;           // picture that nobody has begun with
   std::atomic<uint64_t> left_{0};
   mutable std::mutex mutex_;
   mutable std::condition_variable ended_;

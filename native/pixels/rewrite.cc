@@ -110,8 +110,7 @@ struct Rewriter {
       return Outcome::kAlready;
     }
     if (std::max(whole.width, whole.height) > kSideMax) return Outcome::kTooLarge;
-    const std::string head =
-        "P6\n" + std::to_string(whole.width) + " " + std::to_string(whole.height) + "\n255\n";
+    const std::string head = ppm_head(whole.width, whole.height);
     const size_t size = head.size() + whole.output_bytes();
     if (size > kCoefficientBytesMax) return Outcome::kTooLarge;
     uint8_t* room = pixels.get(size);
