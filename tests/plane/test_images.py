@@ -565,6 +565,19 @@ def test_a_picture_that_nobody_can_decode_is_named(tmp_path, kind):
     loader.close()
 
 
+@pytest.mark.parametrize("side", [10_000, 1 << 15])
+def test_a_picture_above_max_pixels_is_refused_without_a_word_of_pillows(tmp_path, recwarn, side):
+    """It warns of more than 89 million pixels, and raises an error of its own above twice as many."""
+    samples = {"a.jpg": GOOD, "b.png": png(side, side, 8, 2, b"\0" * 100)}
+    loader = hr.loader(store_of(tmp_path, samples), 2, decode=IMAGES, on_error="skip")
+    assert [len(batch) for batch in loader] == [1]
+    (skipped,) = loader.skipped
+    loader.close()
+    assert f"{side} x {side} pixels, more than the 89478485 of max_pixels" in skipped.reason
+    assert skipped.reason.endswith(": raise Images(max_pixels=...).")
+    assert not recwarn.list
+
+
 def test_a_jpeg_cut_off_anywhere_is_never_delivered():
     images = hr.Images(size=16)
     for size in range(len(GOOD)):

@@ -475,6 +475,8 @@ class Decoding(_DecodeThreads):
         self, native: _native.Batch, job: _native.DecodeJob, sample: int, reason: str
     ) -> str:
         """Decode with Pillow what the native decoders refused; returns what is wrong with its mask, or ''."""
+        if reason.endswith(_TOO_LARGE):
+            raise _TooLargeError(reason)  # Pillow is not asked, which warns of it
         slot = sample * native.parts + self._part
         start = int(native.offsets[slot])
         encoded = native.data[start : start + int(native.lengths[slot])]
@@ -487,6 +489,9 @@ class Decoding(_DecodeThreads):
                 int(native.indices[sample]), reason,
             )  # fmt: skip
         return mask
+
+
+_TOO_LARGE: Final = " of max_pixels"
 
 
 class _TooLargeError(ValueError):
@@ -503,8 +508,8 @@ def _by_pillow(encoded: bytes, images: Images) -> NDArray[np.uint8]:
         raise ValueError("no format that it knows") from None
     with opened as picture:
         if picture.width * picture.height > images.max_pixels:
-            size = f"{picture.width:,} x {picture.height:,} pixels"
-            raise _TooLargeError(f"{size} are more than max_pixels, {images.max_pixels:,}")
+            size = f"it has {picture.width} x {picture.height} pixels"
+            raise _TooLargeError(f"{size}, more than the {images.max_pixels}{_TOO_LARGE}")
         upright = ImageOps.exif_transpose(picture) if images.orient else picture
         if images.background is not None and upright.has_transparency_data:
             behind = Image.new("RGBA", upright.size, (*images.background, 255))
