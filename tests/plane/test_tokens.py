@@ -174,10 +174,21 @@ def test_a_state_of_other_windows_is_refused(data, tmp_path):
         state = saved.state_dict()
     other = packed(tmp_path / "b.hr", documents_of(2, 300))
     for options in ({"length": 31}, {"pack": "best-fit"}, {"seed": 6}, {"shuffle": False}):
-        with loader(store, **options) as refusing, pytest.raises(StateMismatch):
+        with loader(store, **options) as refusing, pytest.raises(StateMismatch) as refused:
             refusing.load_state_dict(state)
-    with loader(other) as refusing, pytest.raises(StateMismatch, match="another data set"):
+        if "length" in options:
+            message = str(refused.value)
+            assert f"(windows of {LENGTH} tokens), this order is " in message
+            assert "(windows of 31 tokens)" in message
+            assert "'windows': " in message
+            assert "samples" not in message
+            assert message.endswith(f"Resume with length={LENGTH}.")
+    with loader(other) as refusing, pytest.raises(StateMismatch, match=r" windows, another number"):
         refusing.load_state_dict(state)
+    del state["window_tokens"]  # as states of before have none
+    with loader(store) as rest:
+        rest.load_state_dict(state)
+        assert rest.position == 4
 
 
 def test_long_documents_are_read_by_range_and_short_ones_are_checked(tmp_path):

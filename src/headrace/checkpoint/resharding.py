@@ -158,7 +158,7 @@ class Resharding:
         keys = next(self._voices(dicts)).keys()
         if any(items.keys() != keys for items in self._voices(dicts)):
             raise self._differs(path)
-        if self._own is None and keys == OrderState.keys(basis="basis" in keys):
+        if self._own is None and keys == OrderState.keys(keys):
             states = [
                 {key: node.get("value") for key, node in items.items()} for items in dicts.values()
             ]

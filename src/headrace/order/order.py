@@ -185,12 +185,17 @@ def digest_of(data: bytes | memoryview) -> str:
     return blake2b(data, digest_size=8).hexdigest()
 
 
-def unit_of(described: Mapping[str, Any]) -> str:
-    """What an order counts, of its `describe()`: `windows` of tokens, or `samples`."""
+def window_tokens_of(described: Mapping[str, Any]) -> int:
+    """Tokens of a window, of an order's `describe()`; 0: it is one of samples."""
     inner = described.get("sources")  # of a trace, perhaps: it may be anything
     first = inner[0] if isinstance(inner, list) and inner else described
-    windows = isinstance(first, dict) and first.get("mode") == "windows"
-    return "windows" if windows else "samples"
+    tokens = first.get("window_tokens") if isinstance(first, dict) else None
+    return tokens if isinstance(tokens, int) else 0
+
+
+def unit_of(described: Mapping[str, Any]) -> str:
+    """What an order counts, of its `describe()`: `windows` of tokens, or `samples`."""
+    return "windows" if window_tokens_of(described) else "samples"
 
 
 SEED_MAX = (1 << 64) - 1

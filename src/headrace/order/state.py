@@ -8,13 +8,13 @@ may go on with another world size, batch size or number of workers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import OrderError, StateMismatch
 from headrace.order.hash import MASK, combine_hashes
-from headrace.order.order import EPOCH_MAX, SEED_MAX, checked
+from headrace.order.order import EPOCH_MAX, SEED_MAX, checked, unit_of, window_tokens_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +25,7 @@ STATE_VERSION = 1
 
 FINGERPRINT_CHARACTERS_MAX = 64  # a SHA-256 in hex; keeps a state below 300 bytes of JSON
 _HASH_DIGITS = 16
+_OF_SOME = frozenset({"basis", "window_tokens"})  # only states of some orders have them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,9 @@ class OrderState:
     basis: tuple[int, ...] = ()
     """What an order rests on beside its digest, see `Order.basis`; of most orders nothing."""
 
+    window_tokens: int = 0
+    """Tokens of a window, where windows come: said where the state does not fit; of samples 0."""
+
     version: int = STATE_VERSION
     """The version of this layout."""
 
@@ -66,6 +70,7 @@ class OrderState:
             "epoch": EPOCH_MAX,
             "position": None,
             "order_hash": MASK,
+            "window_tokens": None,
         }
         for name, high in bounds.items():
             object.__setattr__(self, name, checked(name, getattr(self, name), 0, high))
@@ -88,6 +93,7 @@ class OrderState:
             position=0,
             fingerprint=fingerprint,
             order_digest=order.digest(),
+            window_tokens=window_tokens_of(order.describe()),
         )
 
     def delivered(self, position: int, *hashes: int) -> OrderState:
@@ -111,9 +117,9 @@ class OrderState:
         )
 
     @classmethod
-    def keys(cls, *, basis: bool = False) -> set[str]:
-        """Of `to_dict`, of an order that has a basis or of one that has none."""
-        return {field.name for field in fields(cls)} - (set() if basis else {"basis"})
+    def keys(cls, saved: Collection[str] = ()) -> set[str]:
+        """Of `to_dict`; of those that only some orders' states have, the ones that are in `saved`."""
+        return {field.name for field in fields(cls)} - _OF_SOME.difference(saved)
 
     @staticmethod
     def share_out(states: Sequence[Mapping[str, Any]], rank: int) -> dict[str, Any]:
@@ -150,10 +156,11 @@ class OrderState:
         if self.fingerprint != fingerprint:
             alike = self.seed == order.seed and self.order_digest == order.digest()
             before = "as many as" if alike else "another number than, or in another order than,"
+            unit = unit_of(order.describe())
             raise StateMismatch(
                 f"state belongs to data {self.fingerprint}, this data is {fingerprint}: "
                 "samples were added, removed or changed, or it is another data set. It has "
-                f"{order.samples:,} samples, {before} the state's.",
+                f"{order.samples:,} {unit}, {before} the state's.",
                 next_step="Resume with the data that the state was saved with, or start anew.",
             )
         if self.seed != order.seed:
@@ -162,11 +169,16 @@ class OrderState:
                 next_step=f"Resume with seed={self.seed}.",
             )
         if self.order_digest != order.digest():
+            own = order.describe()
+            tokens, own_tokens = self.window_tokens, window_tokens_of(own)
+            told = {unit_of(own) if name == "samples" else name: own[name] for name in own}
+            step = "Resume with the same order and the same parameters."
+            if tokens != own_tokens and tokens and own_tokens:
+                step = f"Resume with length={tokens}."
             raise StateMismatch(
-                f"state was saved with order {self.order_digest}, this order is "
-                f"{order.digest()}: {order.describe()}.",
-                next_step="Resume with the same order and the same parameters."
-                + (_NEW_PROPORTIONS if self.basis else ""),
+                f"state was saved with order {self.order_digest}{_windows(tokens)}, this order is "
+                f"{order.digest()}{_windows(own_tokens)}: {told}.",
+                next_step=step + (_NEW_PROPORTIONS if self.basis else ""),
             )
         if self.position > order.length:
             raise StateMismatch(
@@ -178,8 +190,8 @@ class OrderState:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, below 300 bytes without a basis; the hash in hex: it is 64 bits."""
         plain = {**asdict(self), "order_hash": f"{self.order_hash:0{_HASH_DIGITS}x}"}
-        basis = ",".join(map(str, plain.pop("basis")))
-        return {**plain, "basis": basis} if basis else plain
+        plain["basis"] = ",".join(map(str, plain["basis"]))
+        return {name: value for name, value in plain.items() if value or name not in _OF_SOME}
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> OrderState:
@@ -199,7 +211,7 @@ class OrderState:
                 f"state has version {saved.get('version')!r}, expected {STATE_VERSION}.",
                 next_step="Resume with the version of headrace that saved it.",
             )
-        names = cls.keys(basis="basis" in saved)
+        names = cls.keys(saved)
         wrong = names.symmetric_difference(saved)
         if wrong:
             what = ", ".join(
@@ -213,6 +225,10 @@ class OrderState:
             if isinstance(e, OrderError):
                 raise
             raise OrderError(f"state cannot be read: {e}.", next_step=_DAMAGED) from e
+
+
+def _windows(tokens: int) -> str:
+    return f" (windows of {tokens:,} tokens)" if tokens else ""
 
 
 _NEW_PROPORTIONS = " If only the proportions are others: loader.continue_from(state)."
