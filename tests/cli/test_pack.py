@@ -1,4 +1,5 @@
 import contextlib
+import itertools
 import json
 import re
 import time
@@ -100,6 +101,19 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(monkeypatch, capsys)
     assert (
         lines[0] == "packing: 5,000 of 26,000 samples, 25 MB, 1,000 samples/s, 5 MB/s, 21.0 s left"
     )
+
+
+def test_a_script_sees_progress_if_it_asks_for_it(photos, tmp_path, monkeypatch, capsys):
+    clock = itertools.count(0.0, 5.0)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    hr.pack(photos, tmp_path / "a.hr", progress=True)
+    assert capsys.readouterr().err.splitlines()[-1].startswith("packing: 36 of 36 samples, ")
+    hr.index(photos, tmp_path / "b.hr", progress=True)
+    assert capsys.readouterr().err.splitlines()[-1].startswith("indexing: 36 of 36 samples, ")
+    hr.verify(tmp_path / "a.hr", progress=True)
+    assert capsys.readouterr().err.splitlines()[-1].startswith("verifying: 36 of 36 samples, ")
+    hr.pack(photos, tmp_path / "c.hr", progress=False)
+    assert not capsys.readouterr().err
 
 
 def test_progress_counts_rates_from_what_an_interrupted_run_had_done(monkeypatch, capsys):

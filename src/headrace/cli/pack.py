@@ -18,7 +18,7 @@ from headrace.cli.progress import progress
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace.cli.progress import Report
+    from headrace.base.progress import Progress
     from headrace.store.packing import WriteReport
     from headrace.store.repair import RepairReport
     from headrace.store.store import Store
@@ -333,7 +333,7 @@ def verify(
 
 
 def _decode_all(
-    store: Store, report: VerifyReport, part: str | None, threads: int | None, tell: Report | None
+    store: Store, report: VerifyReport, part: str | None, threads: int | None, tell: Progress | None
 ) -> int:
     """Decode the picture of every sample; those that cannot be decoded go to the report.
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.base.files import read_file, sync_folder
+from headrace.base.progress import reporter
 from headrace.errors import SourceError
 from headrace.io.objects.location import is_url, local_path
 from headrace.order.order import SEED_MAX, checked
@@ -65,7 +66,7 @@ from headrace.store.trust import record_trust
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from headrace.store.packing import Progress
+    from headrace.base.progress import Progress
 
 
 def pack(
@@ -84,7 +85,7 @@ def pack(
     format: str | None = None,  # noqa: A002 - what users call it
     images: str | None = None,
     shuffle: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     options: PackOptions | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> WriteReport:
@@ -116,7 +117,8 @@ def pack(
             neighbours have nothing to do with each other (a blocked order reads neighbours together). A
             source that is read front to back, or lies in an object store, is copied beside the target
             first, which takes its size on the disk once more until all is done. None: in the source's order.
-        progress: called with (samples done, samples, bytes done, bytes); totals may be None.
+        progress: called with (samples done, samples, bytes done, bytes); totals may be None. True: a line
+            every few seconds on stderr.
         options: everything else.
         storage_options: for URLs; see docs/howto/object-stores.md.
 
@@ -146,7 +148,7 @@ def pack(
                 check_target(place, overwrite=overwrite)
             job = PackingJob(
                 source=listed, partial=partial, options=options, on_error=on_error,
-                progress=progress, recipe=recipe, shuffle=shuffle,
+                progress=reporter(progress, "packing"), recipe=recipe, shuffle=shuffle,
             )  # fmt: skip
             job.begin(resume=resume)
             segment, page = job.run()
@@ -205,7 +207,7 @@ def append(
     format: str | None = None,  # noqa: A002 - what users call it
     images: str | None = None,
     shuffle: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     options: PackOptions | None = None,
 ) -> WriteReport:
     """Packs a source into a new segment of an existing store. Arguments as for `pack`.
@@ -246,7 +248,7 @@ def append(
             partial = stack.enter_context(open_partial(place / "append.partial", listed.readers()))
         job = PackingJob(
             source=listed, partial=partial, options=options, number=number, on_error=on_error,
-            progress=progress, before=place, recipe=recipe, shuffle=shuffle,
+            progress=reporter(progress, "appending"), before=place, recipe=recipe, shuffle=shuffle,
         )  # fmt: skip
         job.begin(resume=resume)
         segment, page = job.run()
@@ -301,7 +303,7 @@ def index(
     column: str | Sequence[str] | None = None,
     label: str | None = None,
     format: str | None = None,  # noqa: A002 - what users call it
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> WriteReport:
     """Makes a store whose volumes are the source's own files.
@@ -323,7 +325,7 @@ def index(
             string leaves out the labels of any source.
         format: what a folder holds, where that is not plain: `files` (each is a sample), `image`, `audio`,
             `video`, or a kind of shards, such as `tar`.
-        progress: called with (samples done, samples, bytes done, bytes).
+        progress: as for `pack`.
         storage_options: for URLs; see docs/howto/object-stores.md.
 
     Raises:
@@ -357,7 +359,9 @@ def index(
             try:
                 columns = scan.columns
                 if checksum and columns.crc is None:
-                    columns, problems = _add_checksums(scan, threads, on_error, progress)
+                    columns, problems = _add_checksums(
+                        scan, threads, on_error, reporter(progress, "indexing")
+                    )
                     skipped += problems
                 if not columns.samples:
                     raise no_samples(str(place))

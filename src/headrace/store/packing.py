@@ -48,17 +48,16 @@ from headrace.store.sources.scan import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from headrace.base.progress import Progress
     from headrace.store.manifest import Segment
     from headrace.store.publish import Partial
     from headrace.store.sources.extents import ReadPlan, SourceBatch
     from headrace.store.store import Store
-
-    Progress = Callable[[int, int | None, int, int | None], None]
 
 _DIRECTORY_BYTES_PER_SAMPLE = 40
 """For the free-space check: extents, labels and the name tree's offsets, generously."""

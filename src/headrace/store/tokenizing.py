@@ -20,6 +20,7 @@ import numpy as np
 
 from headrace.base.extras import import_extra
 from headrace.base.files import read_file
+from headrace.base.progress import reporter
 from headrace.errors import SourceError
 from headrace.store.directory import split_names
 from headrace.store.pack import pack
@@ -42,7 +43,8 @@ from headrace.store.sources.text import parse_line
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace.store.packing import Progress, WriteReport
+    from headrace.base.progress import Progress
+    from headrace.store.packing import WriteReport
     from headrace.store.sources.scan import SourceOptions
 
 _TOKENIZER_BYTES_MAX: Final = 1 << 30
@@ -80,7 +82,7 @@ def tokenize(
     extensions: tuple[str, ...] | None = None,
     prefix_names: bool = False,
     format: str | None = None,  # noqa: A002 - as for `pack`
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> WriteReport:
     """Encodes texts into a new store at `target`, whose samples are documents of tokens.
 
@@ -99,7 +101,7 @@ def tokenize(
         extensions: folders: take only files that end so.
         prefix_names: several files: put the file's name before the names of texts.
         format: what the source is, as for `pack`; `lines`: each line of a text file is a document.
-        progress: called with (tokens done, None, their bytes, None).
+        progress: called with (tokens done, None, their bytes, None), or True, as for `pack`.
 
     Returns:
         What was written; `bytes` are those of the tokens.
@@ -119,9 +121,11 @@ def tokenize(
     texts = _Texts(listed, chosen, encoder, field)
     width = np.dtype(encoder.dtype).itemsize
 
+    told = reporter(progress, "tokenizing", "tokens")
+
     def tell(_documents: int, _of: int | None, nbytes: int, _all: int | None) -> None:
-        if progress is not None:
-            progress(nbytes // width, None, nbytes, None)
+        if told is not None:
+            told(nbytes // width, None, nbytes, None)
 
     return pack(
         texts.stream(), target, overwrite=overwrite, resume=resume, on_error=on_error,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.base.checksum import crc32c
+from headrace.base.progress import reporter
 from headrace.errors import CorruptStore, HeadraceError, StoreError
 from headrace.io.objects.location import is_url, join, local_path, shown
 from headrace.store.format import DATA_OFFSET
@@ -27,16 +28,16 @@ from headrace.store.segment import open_segment, read_extent
 from headrace.store.sources.extents import neighbours
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
+    from headrace.base.progress import Progress
     from headrace.store.manifest import Manifest
     from headrace.store.opening import RemoteEngine
     from headrace.store.segment import OpenSegment
     from headrace.store.trust import Trust
 
-    Progress = Callable[[int, int | None, int, int | None], None]
     Extents = dict[str, NDArray[np.int64]]
 
 _SAMPLES_AT_ONCE = 4096
@@ -126,7 +127,7 @@ def verify(
     path: str | os.PathLike[str],
     *,
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     storage_options: Mapping[str, Any] | None = None,
     trust: Trust = None,
 ) -> VerifyReport:
@@ -135,7 +136,7 @@ def verify(
     Args:
         path: the store's folder or URL.
         workers: threads that read.
-        progress: called with (samples done, samples, bytes done, None).
+        progress: called with (samples done, samples, bytes done, None), or True, as for `pack`.
         storage_options: for URLs; see docs/howto/object-stores.md.
         trust: where the volumes of an index from elsewhere may lie; see docs/howto/trust.md.
 
@@ -144,7 +145,7 @@ def verify(
         StoreError: volumes lie outside its folder, and nobody on this machine has agreed to that.
         CorruptStore: `store.json` itself is damaged, so nothing else can be checked.
     """
-    started = time.monotonic()
+    started, told = time.monotonic(), reporter(progress, "verifying")
     where = local_path(path)
     engine: RemoteEngine | None = None
     if is_url(where) or storage_options is not None:
@@ -163,9 +164,9 @@ def verify(
                     report.checked_bytes += done.checked_bytes
                     report.unchecked_samples += done.unchecked_samples
                     report.bad_samples += done.bad_samples
-                    if progress is not None:
+                    if told is not None:
                         seen = report.checked_samples + report.unchecked_samples
-                        progress(seen, report.samples, report.checked_bytes, None)
+                        told(seen, report.samples, report.checked_bytes, None)
         report.seconds = time.monotonic() - started
         return report
     finally:
