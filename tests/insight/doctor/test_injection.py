@@ -73,6 +73,42 @@ def test_slow_decoding(tmp_path):
     assert "decoding" in told.verdict
 
 
+def test_a_few_huge_pictures_are_told_and_counted_but_not_tried(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    for i in range(42):
+        noise = random.Random(i).randbytes(96 * 96)
+        image.frombytes("L", (96, 96), noise).save(tmp_path / f"{i}.png")
+    alone = examine(tmp_path, ExamineOptions(seconds=SECONDS))
+    assert alone.decode.huge is None
+    for i in range(2):
+        image.new("1", (13_000, 13_000)).save(tmp_path / f"huge {i}.png")  # few bytes
+    found = examine(tmp_path, ExamineOptions(seconds=SECONDS))
+    huge = found.decode.huge
+    assert (huge.count, huge.of, huge.most, found.decode.failed) == (2, 44, 169e6, 0)
+    assert found.decode.pixels == pytest.approx((42 * 96**2 + 2 * 169e6) / 44)
+    # 834 times as many pixels on average.
+    assert found.decode.sample_s > 50 * alone.decode.sample_s
+    told = diagnose(found, workers=1)
+    assert "on average (2 of 44 hold 100% of all pixels, and count by these)" in told.verdict
+    data = next(text for name, text in facts_of(told) if name == "data")
+    assert "2 of 44 looked at are far larger, up to 169 million pixels, with 100% of all" in data
+    assert "smaller" in {advice.key for advice in told.advice}
+
+
+def test_huge_pictures_of_another_format_count_by_their_bytes(photos, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    for i, path in enumerate(photos.rglob("*.png")):
+        (tmp_path / f"{i}.png").write_bytes(path.read_bytes())
+    alone = examine(tmp_path, ExamineOptions(seconds=SECONDS))
+    image.new("RGB", (3000, 3000)).save(tmp_path / "huge.bmp")
+    found = examine(tmp_path, ExamineOptions(seconds=SECONDS))
+    assert (found.data.huge.count, found.data.huge.of, found.decode.huge) == (1, 37, None)
+    assert found.decode.sample_s > 10 * alone.decode.sample_s
+    verdict = diagnose(found, workers=1).verdict
+    assert "on average (1 of 37 hold" in verdict
+    assert "% of all bytes, and count by these)" in verdict
+
+
 def test_pictures_that_are_left_to_pillow_do_not_hide_the_gain(tmp_path):
     """One PNG in five is grey with 16 bits, which native code does not decode."""
     image = pytest.importorskip("PIL.Image")

@@ -278,14 +278,14 @@ class _Gains:
                     command=_IMAGES.format(path=data.path, batch=self.batch),
                 )  # fmt: skip
         # Of JPEGs the native stage decodes only as much as a crop needs.
-        whole = decode.format != "jpeg" or decode.native_s is None
+        whole = decode.format != "jpeg" or decode.native_s is None or decode.huge is not None
         if whole and decode.pixels > 2 * _STORED_SIDE**2:
             work = replace(self.work, decode_s=decode.sample_s * _STORED_SIDE**2 / decode.pixels)
             factor = self._factor(torch_rate(work, self.torch.workers))
             yield Advice(
                 key="smaller", do="Store the images smaller, once: now all their pixels are decoded in every "
                 "epoch, to be thrown away.",
-                because=f"an image has {decode.pixels / 1e6:.1f} million pixels and takes "
+                because=f"an image has {decode.pixels / 1e6:.1f} million pixels on average and takes "
                 f"{duration_text(decode.sample_s)} of a core; training on {decode.side} x {decode.side} "
                 f"needs {decode.side**2 / 1e6:.2f} million",
                 gain=f"{_times(factor)}, if decoding takes time in proportion to pixels", factor=factor,
@@ -444,6 +444,12 @@ def _verdict(
     unit = unit_of(findings)
     workers = counted(torch.workers, "worker") if torch.workers else "no workers"
     rate = f"With torch's DataLoader ({workers}) expect about {rough_text(torch.per_s)} {unit}/s"
+    data, decode = findings.data, findings.decode
+    if decode is not None and decode.side and data is not None and (decode.huge or data.huge):
+        huge, what = (decode.huge, "pixels") if decode.huge else (data.huge, "bytes")
+        assert huge is not None
+        rate += f" on average ({huge.count:,} of {huge.of:,} hold {huge.share:.0%} of all {what}, "
+        rate += "and count by these)"
     main = cause_of(torch.cause)
     why = _WHY.get(main, main.sentence)
     if torch.stall is not None and wanted is not None:

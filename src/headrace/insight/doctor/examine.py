@@ -353,9 +353,13 @@ class _Run:
             self._samples.append((name, content))
 
     def _decode(self, pool: SamplePool, seconds: float) -> None:
+        data = self.findings.data
         if pool.true_samples:
-            self.findings.decode = measure_decoding(self._samples, seconds, self._stop)
-        decode, data = self.findings.decode, self.findings.data
+            mean_bytes = pool.mean_bytes if data is not None and data.huge else 0.0
+            self.findings.decode = measure_decoding(
+                self._samples, seconds, self._stop, mean_bytes=mean_bytes
+            )
+        decode = self.findings.decode
         if decode is not None and data is not None and data.format in ("bytes", "mixed"):
             self.findings.data = replace(data, format=decode.format)
 

@@ -33,6 +33,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Huge:
+    """A few samples that are far larger than the others, and weigh as much as many of these."""
+
+    count: int
+    of: int  # samples that were looked at
+    least: float  # bytes or pixels of the smallest of them
+    most: float
+    share: float  # of all bytes or pixels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataSet:
     """What the data are."""
 
@@ -55,6 +66,7 @@ class DataSet:
     size_p90: float = 0.0
     size_max: float = 0.0
     size_mean: float = 0.0
+    huge: Huge | None = None  # by bytes
     classes: int = 0  # 0: no labels. A folder's are those of `ImageFolder`
     in_place: bool = True  # whether each sample can be read alone, where it lies
     # Of a folder whose files are of several formats: each with its share, the most frequent first.
@@ -129,7 +141,9 @@ class Decode:
     format: str
     decoder: str  # its name; empty: nothing is decoded, and `why` says why
     why: str = ""
-    sample_s: float = 0.0  # processor time to decode a sample to RGB, and to scale it to `side`
+    sample_s: float = 0.0  # mean processor time to decode one to RGB, and to scale it to `side`
+    huge: Huge | None = None
+    """By pixels: these are not tried, and count in the times of a sample as so many ordinary pixels."""
     native_s: float | None = None
     """By headrace's stage, a random crop of `side`, those that it leaves to Pillow included; None: it does not
     decode this."""

@@ -13,9 +13,10 @@ too. npy and npz are loaded by numpy. What nothing here can decode is delivered 
 from __future__ import annotations
 
 import codecs
-import functools
+import contextlib
 import io
 import itertools
+import math
 import os
 import random
 import time
@@ -30,7 +31,7 @@ import numpy as np
 from headrace import _native
 from headrace.base.text import printable
 from headrace.errors import HeadraceError, SourceError
-from headrace.insight.doctor.findings import DataSet, Decode
+from headrace.insight.doctor.findings import DataSet, Decode, Huge
 from headrace.plane.images import Images
 from headrace.store.directory import split_names
 from headrace.store.sources.contents import SHARD_KINDS, family_of, format_of, format_of_bytes
@@ -86,8 +87,23 @@ def quantiles(sizes: NDArray[np.int64]) -> dict[str, Any]:
     p10, p50, p90 = (float(x) for x in np.percentile(sizes, (10, 50, 90)))
     return {
         "size_p10": p10, "size_p50": p50, "size_p90": p90, "size_max": float(sizes.max()),
-        "size_mean": float(sizes.mean()),
+        "size_mean": float(sizes.mean()), "huge": huge_of(sizes),
     }  # fmt: skip
+
+
+_FAR: Final = 16.0  # times as large as the middle one
+_HEAVY: Final = 0.1  # of all bytes or pixels: less needs no word
+_FEW: Final = 0.1  # of all samples: more are no exceptions
+
+
+def huge_of(sizes: NDArray[np.int64]) -> Huge | None:
+    """Those few that are far larger than the others, and weigh as much as many of these."""
+    far = sizes[sizes > _FAR * np.median(sizes)] if len(sizes) else sizes
+    share = float(far.sum()) / max(1.0, float(sizes.sum()))
+    if share < _HEAVY or len(far) > _FEW * len(sizes):
+        return None
+    least, most = float(far.min()), float(far.max())
+    return Huge(count=len(far), of=len(sizes), least=least, most=most, share=share)
 
 
 # -- decoding ----------------------------------------------------------------------------------------
@@ -95,6 +111,7 @@ def quantiles(sizes: NDArray[np.int64]) -> dict[str, Any]:
 SIDE: Final = 224
 _NATIVE: Final = frozenset({"jpeg", "png", "webp"})
 _NATIVE_SHARE: Final = 0.25  # of the time to measure in
+_HEADS_SHARE: Final = 0.25  # of it, at most, for looking how large images are
 _PIXELS_MAX: Final = 100_000_000
 _TEXTS_LOOKED_AT: Final = 8
 
@@ -109,10 +126,12 @@ def _is_text(data: bytes) -> bool:
 
 
 def measure_decoding(
-    named: Sequence[tuple[str, bytes]], seconds: float, stop: Callable[[], bool] = lambda: False
-) -> Decode | None:
+    named: Sequence[tuple[str, bytes]], seconds: float, stop: Callable[[], bool] = lambda: False,
+    *, mean_bytes: float = 0.0,
+) -> Decode | None:  # fmt: skip
     """Decode samples, each with its name, round and round, for so long; None without samples.
 
+    Where images have more bytes on average than these have, `mean_bytes`, they take so many times as long.
     Processor time of this thread is taken: other processes that want the core do not count.
     """
     if not named:
@@ -120,7 +139,7 @@ def measure_decoding(
     formats = [format_of_bytes(data[:16]) for _, data in named]
     name = Counter(formats).most_common(1)[0][0]
     samples = [each for each, its in zip(named, formats, strict=True) if its == name]
-    is_image, pixels = family_of(name) == "image", list[int]()
+    is_image = family_of(name) == "image"
     if not is_image and name not in ("npy", "npz"):
         why = "the samples are no images, npy or npz: decoding is not looked at"
         if all(_is_text(data) for _, data in samples[:_TEXTS_LOOKED_AT]):
@@ -128,9 +147,12 @@ def measure_decoding(
                 "text",
                 "the samples are texts, which training takes as tokens: headrace tokenize",
             )
-        mean_bytes = sum(len(data) for _, data in samples) / len(samples)
-        return Decode(format=name, decoder="", out_bytes=mean_bytes, why=why)
-    decode = functools.partial(_scaled, pixels) if is_image else _load_numpy
+        out_bytes = sum(len(data) for _, data in samples) / len(samples)
+        return Decode(format=name, decoder="", out_bytes=out_bytes, why=why)
+    decode = _scaled if is_image else _load_numpy
+    huge, weight, mean_pixels = None, 1.0, 0.0
+    if is_image:
+        samples, huge, weight, mean_pixels = _ordinary(samples, _HEADS_SHARE * seconds, mean_bytes)
     apart_s = _NATIVE_SHARE * seconds if name in _NATIVE else 0.0
     odd = [
         each for each, its in zip(named, formats, strict=True) if family_of(its) != family_of(name)
@@ -160,12 +182,12 @@ def measure_decoding(
     return Decode(
         format=name, decoder=decoder, samples=min(len(samples), max(seen, tried)) + len(odd),
         failed=len(failed), first_failed=next((": ".join(each) for each in failed.items()), ""),
-        got=min(1.0, got), sample_s=cpu_s / max(1, good),
-        native_s=native_s if len(refused) < tried else None, native_samples=tried,
+        got=min(1.0, got), sample_s=weight * cpu_s / max(1, good), huge=huge,
+        native_s=weight * native_s if native_s and len(refused) < tried else None, native_samples=tried,
         refused=len(refused), first_refused=refused[0] if refused else "",
         side=SIDE if is_image else 0,
         out_bytes=3.0 * SIDE * SIDE if is_image and not good else out_bytes / max(1, good),
-        pixels=sum(pixels) / max(1, len(pixels)),
+        pixels=mean_pixels,
     )  # fmt: skip
 
 
@@ -197,8 +219,39 @@ def _measure_native(
     return (time.thread_time() - begun_cpu_s) / tried if tried else None, tried, refused
 
 
-def _scaled(pixels: list[int], data: bytes) -> int:
-    """Decode an image to RGB, and scale it; note its pixels, and return the result's bytes."""
+def _ordinary(
+    samples: Sequence[tuple[str, bytes]], seconds: float, mean_bytes: float
+) -> tuple[list[tuple[str, bytes]], Huge | None, float, float]:
+    """Look at images' heads, as far as the time goes.
+
+    Gives those to try, the huge ones that are not, how many times as large the average is with these, and its
+    pixels.
+    """
+    from PIL import Image
+
+    until, heads = time.monotonic() + seconds, list[int]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _, data in samples:
+            heads.append(0)
+            with contextlib.suppress(Exception):  # decoding it says what is wrong
+                heads[-1] = math.prod(Image.open(io.BytesIO(data)).size)
+            if time.monotonic() > until:
+                break
+    pixels = np.array(heads, np.int64)
+    known = pixels[pixels > 0]
+    huge = huge_of(known)
+    tried = pixels < (math.inf if huge is None else huge.least)
+    if huge is None:  # they may lie where none was read
+        weight = max(1.0, mean_bytes / (sum(len(data) for _, data in samples) / len(samples)))
+    else:
+        weight = float(pixels.mean() / pixels[tried].mean())
+    ordinary = [each for each, good in zip(samples, tried.tolist(), strict=False) if good]
+    return ordinary, huge, weight, float(known.sum()) / max(1, len(known))
+
+
+def _scaled(data: bytes) -> int:
+    """Decode an image to RGB, and scale it; return the result's bytes."""
     from PIL import Image
 
     image = Image.open(io.BytesIO(data))
@@ -207,7 +260,6 @@ def _scaled(pixels: list[int], data: bytes) -> int:
         raise ValueError(
             f"{size}, too large to be tried: a loader takes seconds for it, which are in no figure here"
         )
-    pixels.append(image.width * image.height)
     small = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     return np.asarray(small).nbytes
 

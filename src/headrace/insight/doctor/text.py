@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Advice,
         DataPlace,
         DataSet,
+        Decode,
         Diagnosis,
         Environment,
         Findings,
@@ -89,7 +90,7 @@ def facts_of(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     """What was found: (word for the margin, text)."""
     findings = diagnosis.findings
     assert findings.data is not None
-    yield "data", _data(findings.data)
+    yield "data", _data(findings.data, findings.decode)
     if findings.place is not None:
         yield "place", _place(findings.place, findings.resident)
     if findings.storage is not None:
@@ -110,7 +111,7 @@ def facts_of(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
         yield "note", printable(note)
 
 
-def _data(data: DataSet) -> str:
+def _data(data: DataSet, decode: Decode | None = None) -> str:
     about = "" if data.exact else "more than " if data.at_least else "about "
     kind = "" if data.format in ("bytes", "mixed") else f"{printable(data.format)} "
     nearly = "about " if data.files_estimated else ""
@@ -134,6 +135,13 @@ def _data(data: DataSet) -> str:
     size = f"{bytes_text(data.size_p50)}"
     if data.size_p90 > 1.2 * data.size_p10:
         size += f" (from {bytes_text(data.size_p10)} to {bytes_text(data.size_p90)})"
+    by_pixels = None if decode is None else decode.huge
+    for huge, unit in ((data.huge, "bytes"), (by_pixels, "pixels")):
+        if huge is not None:
+            millions = f"{huge.most / 1e6:,.3g} million pixels"
+            size += f"; {huge.count:,} of {huge.of:,} looked at are far larger, up to "
+            size += f"{bytes_text(huge.most) if unit == 'bytes' else millions}, with "
+            size += f"{huge.share:.0%} of all {unit}"
     return f"{text}, {bytes_text(data.nbytes)} in all, typically {size}"
 
 
