@@ -111,6 +111,33 @@ def test_files_in_the_page_cache_are_not_said_to_be_waited_for(paths, num_worker
     assert evidence_of(loader).without_storage  # as before: nobody had read them when it began
 
 
+class Late(torch.utils.data.IterableDataset):
+    """A worker has it late, and says nothing of itself before its first batch."""
+
+    def __iter__(self):
+        time.sleep(0.2)
+        return iter(range(32))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"dataset": Slow(), "worker_init_fn": lambda _: time.sleep(0.2)},  # `iter()` waits
+        {"dataset": Late(), "batch_size": 4},  # the first batch does
+    ],
+    ids=["announced", "late"],
+)
+def test_the_start_of_workers_is_waited_for_and_is_not_the_loops_own_time(parts):
+    loader = DataLoader(**parts, num_workers=1)
+    for _ in range(2):
+        list(loader)
+    verdict = hr.explain(loader)
+    assert verdict.main == "start", str(verdict)
+    assert verdict.causes[verdict.main] >= 0.4
+    assert loader.stats.stall_s >= 0.4
+    assert not verdict.pauses
+
+
 def test_explain_says_what_was_waited_for(monkeypatch):
     loader = DataLoader(Slow(), batch_size=4)
     assert "waiting:" not in loader.explain()

@@ -31,7 +31,7 @@ def test_every_cause_has_a_plain_sentence():
     assert all(cause.sentence.endswith(".") for cause in Cause)
     assert not [cause for cause in Cause if cause.remedy.endswith(".")]  # it ends lines of ours
     assert [cause.value for cause in Cause] == [
-        "prefetch", "policy", "window", "direct", "node", "metadata", "storage", "latency",
+        "start", "prefetch", "policy", "window", "direct", "node", "metadata", "storage", "latency",
         "bandwidth", "network", "peer", "memory", "decode", "python", "collate", "transfer",
         "slow_rank", "other",
     ]  # fmt: skip
@@ -532,14 +532,15 @@ def test_a_loop_that_stands_by_itself_is_told_so_and_not_to_decode_faster():
     )
 
 
-def test_only_a_pause_between_epochs_may_be_workers_that_start_anew():
+def test_workers_that_start_anew_in_each_epoch_are_to_be_kept():
     run = Run(worked_s=0.02)
     for at in range(40):
-        run.add({"decode": 0.01}, worked_s=5.02 if at == 19 else None)
-    steps = run.steps()
-    assert "persistent_workers" not in verdict_of(steps).action
-    steps["epoch"][20:] = 1
-    assert "persistent_workers" in verdict_of(steps).action
+        run.add({"decode": 0.01} if at % 20 else {"start": 2.0 + at})
+    found = verdict_of(run.steps())
+    assert found.main is Cause.START
+    assert "persistent_workers=True" in found.action
+    assert found.gain_s == pytest.approx(22.0)  # the first start remains
+    assert not found.pauses
 
 
 def test_pauses_smaller_than_the_stall_are_told_and_what_to_do_is_about_the_data():

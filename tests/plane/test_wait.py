@@ -8,6 +8,7 @@ import pytest
 from headrace.plane.batch_trace import PHASES, TRACE, Interruptions, waits
 
 STAMPS = (
+    "started_s",
     "taken_s", "planned_s", "begun_s", "ready_s", "decoding_s", "decoded_s", "collated_s", "moved_s",
 )  # fmt: skip
 ASKED_S = 1000.0
@@ -62,6 +63,14 @@ def test_what_was_over_before_somebody_asked_is_not_waited_for():
     early = {name: value - 0.5 for name, value in WHOLE.items()}
     named, *_ = cut(way(**early))
     assert named == close(decode=0.2, collate=0.05, transfer=0.1, hand=0.65)
+
+
+def test_what_begins_with_an_epoch_is_a_phase_of_its_own():
+    early = {name: value - 0.5 for name, value in WHOLE.items()}
+    named, *_ = cut(way(**early, started_s=0.3))
+    assert named == close(start=0.3, transfer=0.05, hand=0.65)
+    named, *_ = cut(way(**WHOLE, started_s=0.3, serial=1.0))
+    assert named["start"] == pytest.approx(0.3)
 
 
 def test_a_batch_that_was_there_only_needed_handing_over():

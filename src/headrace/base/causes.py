@@ -27,6 +27,12 @@ class Cause(StrEnum):
         member.phrase, member.sentence, member.remedy = phrase, sentence, remedy
         return member
 
+    START = (
+        "start",
+        "the epoch's start",
+        "An epoch began: workers were started, or what a state had passed was gone through again.",
+        "keep workers from epoch to epoch (persistent_workers=True); fewer of them start sooner",
+    )
     PREFETCH = (
         "prefetch",
         "its loader's own buffer",

@@ -55,6 +55,7 @@ NOT_READ: Final = bytes(READ.itemsize)  # nothing is known
 
 PREPARED: Final = np.dtype(
     [
+        ("started_s", "<f8"),  # of an epoch's first batch: the epoch had begun, workers and all
         ("decoding_s", "<f8"),  # its first sample began to be decoded
         ("decoded_s", "<f8"),  # its last sample was decoded
         ("collated_s", "<f8"),  # its samples were put together
@@ -121,12 +122,13 @@ class BatchTrace:
         "moved_s",
         "read",
         "serial",
+        "started_s",
         "work_s",
     )
 
     def __init__(self, read: bytes = NOT_READ) -> None:
         self.read = read
-        self.decoding_s = self.decoded_s = self.collated_s = self.moved_s = 0.0
+        self.started_s = self.decoding_s = self.decoded_s = self.collated_s = self.moved_s = 0.0
         self.work_s = self.cpu_s = 0.0
         self.serial = False
         self.interruptions: Sequence[Interruption] = ()
@@ -160,13 +162,14 @@ def traces_of(read: NDArray[np.void], prepared: NDArray[np.void] | None = None) 
     return records
 
 
-PHASES: Final = ("hold", "open", "read", "queue", "decode", "collate", "transfer", "hand")
-"""What an awaited batch was doing, in its order: `hold`: its reads had not begun, for want of room, of
-the right to read, or of an earlier request; `open`: paths were looked up and files opened; `read`: reads
-were under way; `queue`: its bytes waited for a thread or process to decode them; `decode`; `collate`;
-`transfer`: to pinned memory or the device; `hand`: it was ready, and on its way to its consumer."""
+PHASES: Final = ("start", "hold", "open", "read", "queue", "decode", "collate", "transfer", "hand")
+"""What an awaited batch was doing, in its order: `start`: the epoch began, and workers were started;
+`hold`: its reads had not begun, for want of room, of the right to read, or of an earlier request; `open`:
+paths were looked up and files opened; `read`: reads were under way; `queue`: its bytes waited for a thread
+or process to decode them; `decode`; `collate`; `transfer`: to pinned memory or the device; `hand`: it was
+ready, and on its way to its consumer."""
 
-_HOLD, _OPEN, _READ, _QUEUE, _DECODE, _COLLATE, _TRANSFER, _HAND = range(len(PHASES))
+_START, _HOLD, _OPEN, _READ, _QUEUE, _DECODE, _COLLATE, _TRANSFER, _HAND = range(len(PHASES))
 
 
 class Waits(NamedTuple):
@@ -204,6 +207,8 @@ def waits(
     """
     done_s = _done_s(traces)
     delivered_s = np.maximum(asked_s, delivered_s)
+    started_s = np.minimum(np.maximum(asked_s, traces["started_s"]), delivered_s)
+    asked_s, start_s = started_s, started_s - asked_s
     phases, at = _walk(asked_s, delivered_s, traces, _UNTIL_DONE)
     straight = np.ones(len(traces), np.bool_)
     for first in interruptions[:1]:
@@ -225,6 +230,7 @@ def waits(
     unknown = done_s == 0.0
     phases[unknown] = 0.0
     phases[unknown, _READ] = (delivered_s - asked_s)[unknown]
+    phases[:, _START] = start_s
     return Waits(phases, room_s, held_s)
 
 
@@ -400,7 +406,7 @@ _DELIVERY: Final = np.dtype(
 )  # fmt: skip
 """A delivery as it was added. What it means is worked out when somebody takes it."""
 
-_PACKED: Final = struct.Struct(f"<7Q2d7d3d{READ.itemsize}s")
+_PACKED: Final = struct.Struct(f"<7Q2d8d3d{READ.itemsize}s")
 assert _PACKED.size == _DELIVERY.itemsize
 
 _put: Final = _PACKED.pack_into
@@ -443,7 +449,7 @@ class StepLog:
         looks, contended, _, others_s = contention()
         _put(
             self._ring, slot * _PACKED.size, *place, *samples, *times,
-            trace.decoding_s, trace.decoded_s, trace.collated_s, trace.moved_s,
+            trace.started_s, trace.decoding_s, trace.decoded_s, trace.collated_s, trace.moved_s,
             trace.work_s, trace.cpu_s, trace.serial,
             looks, contended, others_s, trace.read,
         )  # fmt: skip

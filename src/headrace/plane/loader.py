@@ -323,12 +323,13 @@ class LoaderStats:
             bytes=self.bytes,
         )
 
-    def ask(self) -> None:
-        """The consumer asks for a batch: its work is done, its wait begins."""
-        now, delivered_at = time.perf_counter(), self._delivered_at
-        self._delivered_at, self._asked_at = None, now
+    def ask(self, waited_s: float = 0.0) -> float:
+        """The consumer asks for a batch: its work is done, its wait began so long ago; returns when."""
+        asked_at, delivered_at = time.perf_counter() - waited_s, self._delivered_at
+        self._delivered_at, self._asked_at = None, asked_at
         if delivered_at is not None:
-            self.worked_s += now - delivered_at
+            self.worked_s += asked_at - delivered_at
+        return asked_at
 
     def rest(self) -> None:
         """No batch is asked for any more: between epochs the consumer neither waits nor works."""

@@ -100,6 +100,7 @@ PAGES: Final = (
 _CAUSES: Final = b"export const CAUSES = {}"
 
 _COLOURS: Final = {
+    Cause.START: "rest hatched",
     Cause.PREFETCH: "b6 hatched", Cause.POLICY: "rest hatched", Cause.WINDOW: "rest hatched",
     Cause.DIRECT: "b4 hatched", Cause.NODE: "rest hatched", Cause.METADATA: "b1",
     Cause.STORAGE: "b1 hatched", Cause.LATENCY: "b4", Cause.BANDWIDTH: "b6", Cause.NETWORK: "b5",

@@ -37,7 +37,6 @@ class Pauses:
     longest_s: float
     usual_s: float
     where: str  # after which step the longest was
-    between_epochs: bool  # the longest was
 
     def __str__(self) -> str:
         several = f" in {self.count:,} steps, the longest {duration_text(self.longest_s)}"
@@ -85,6 +84,5 @@ def pauses_of(steps: NDArray[np.void], seconds: float) -> Pauses | None:
         return None
     at = int(worked_s.argmax())
     where = f"after step {int(steps['step'][at])} of epoch {int(steps['epoch'][at])}"
-    between = bool(steps["epoch"][at] != steps["epoch"][at + 1])
-    where += ", its last" if between else ""
-    return Pauses(paused_s, len(long), float(worked_s[at]), usual_s, where, between)
+    where += ", its last" if steps["epoch"][at] != steps["epoch"][at + 1] else ""
+    return Pauses(paused_s, len(long), float(worked_s[at]), usual_s, where)

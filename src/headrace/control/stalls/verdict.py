@@ -60,7 +60,8 @@ _READS_MOST: Final = 256
 def _action_for(main: Cause, case: _Case) -> _Action:
     seconds = case.causes[main]
     own = {
-        Cause.PREFETCH: _prefetch, Cause.LATENCY: _latency, Cause.DECODE: _decode, Cause.OTHER: _other,
+        Cause.START: _start, Cause.PREFETCH: _prefetch, Cause.LATENCY: _latency, Cause.DECODE: _decode,
+        Cause.OTHER: _other,
     }.get(main)  # fmt: skip
     if main is Cause.DECODE and 2.0 * case.reading.stood_s > seconds:
         return _wait_together(case.reading.stood_s, case)
@@ -130,6 +131,12 @@ _GAINS: Final[Mapping[Cause, str]] = {
     Cause.TRANSFER: "the time for which batches waited for being copied",
 }
 """From what the gain is computed where the cause's remedy is the action."""
+
+
+def _start(seconds: float, waits: StepWaits, _: ReadWaits, _seen: Evidence) -> _Action:
+    starts_s = waits.phases[:, PHASES.index("start")]
+    first_s = float(starts_s[starts_s > 0.0][0])
+    return Cause.START.remedy, seconds - first_s, "all starts but the first, which remains"
 
 
 def _prefetch(seconds: float, waits: StepWaits, reading: ReadWaits, seen: Evidence) -> _Action:
@@ -527,10 +534,9 @@ def verdict_of(
     if pauses and pauses.seconds <= other_s:
         pauses = None  # it was another rank that these steps waited for
     if pauses and pauses.seconds - other_s > stall_s:
-        workers = "Workers that start anew in each epoch (persistent_workers=True keeps them)? "
         action = (
             f"look at what your own loop does {pauses.where}: a validation, a checkpoint, a log? "
-            f"{workers if pauses.between_epochs else ''}Of several ranks, it may have waited there for another"
+            "Of several ranks, it may have waited there for another"
         )
         gain_s, gain_from = 0.0, f"up to {pauses.seconds:.3g} s, none of them waited for data"
     return Verdict(
@@ -576,6 +582,7 @@ def _divided(
     # A batch that is ready and cannot be handed over, since decoding has the lock, waits for decoding.
     python = locked * others_share(waits, unseen=1.0)
     more = {
+        Cause.START: phase["start"],
         Cause.METADATA: phase["open"],
         Cause.DECODE: making - lost + locked - python,
         Cause.PYTHON: lost + python + locked_out_s(waits, seen),

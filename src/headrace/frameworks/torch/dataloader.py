@@ -15,6 +15,7 @@ import inspect
 import logging
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch.utils import data as torch_data
@@ -286,14 +287,16 @@ class DataLoader(torch_data.DataLoader[T_co]):
         return self._begin_epoch() if iterator is None else iterator
 
     def _begin_epoch(self) -> Any:
+        begun_s = time.perf_counter()
         self._headrace.begin_epoch()
         iterator: Any = self._iterator
         if self.num_workers and self.persistent_workers and iterator is not None:
             iterator._reset(self)  # noqa: SLF001 - a subclass may have put an iterator around ours
-            return iterator
-        iterator = self._get_iterator()
-        if self.num_workers and self.persistent_workers:
-            self._iterator = iterator
+        else:
+            iterator = self._get_iterator()
+            if self.num_workers and self.persistent_workers:
+                self._iterator = iterator
+        self._headrace.starting_s += time.perf_counter() - begun_s
         return iterator
 
     def _get_iterator(self) -> Any:

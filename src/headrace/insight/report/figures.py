@@ -271,6 +271,7 @@ _EPOCHS_MAX: Final = 4096
 
 
 PHASE_WORDS: Final = {
+    "start": "starting the epoch",
     "hold": "held back",
     "open": "opening files",
     "read": "reading",

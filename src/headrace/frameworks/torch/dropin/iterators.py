@@ -32,6 +32,7 @@ from headrace.frameworks.torch.dropin.position import (
 )
 from headrace.frameworks.torch.dropin.progress import Beginning, Progress, Track
 from headrace.frameworks.torch.dropin.watching import Coming, Making
+from headrace.plane.batch_trace import reading_of
 
 if TYPE_CHECKING:
     from headrace.frameworks.torch.dropin.position import SamplerPosition
@@ -108,7 +109,7 @@ class _Draws:
             self._drawn_before, resumption.progress.drawn = resumption.progress.drawn, Drawn()
         self._drawn_in_all = 0
         epochs: Epochs = loader._headrace  # noqa: SLF001
-        self._stats = epochs.stats
+        self._epochs, self._stats = epochs, epochs.stats
         self._user_loader = weakref.ref(loader)
         self._steps_before = epochs.stats.steps.added
         self._epoch = epochs.epochs_begun - 1
@@ -176,9 +177,9 @@ class _Draws:
         """A batch ended in an error: end what was under way for it."""
 
     def __next__(self) -> Any:
-        stats = self._stats
-        stats.ask()
-        asked_s = time.perf_counter()
+        stats, epochs = self._stats, self._epochs
+        starting_s, epochs.starting_s = epochs.starting_s, 0.0
+        asked_s = stats.ask(starting_s)
         try:
             if _profiler_enabled() or self._IterableDataset_len_called is not None:
                 data = super().__next__()  # type: ignore[misc]
@@ -188,6 +189,7 @@ class _Draws:
                 self._num_yielded += 1
         except StopIteration:
             self.progress.finished = True
+            epochs.starting_s = time.perf_counter() - asked_s  # in which workers ended
             stats.rest()
             if (loader := self._user_loader()) is not None:
                 tell_epoch(loader, self._steps_before)
@@ -198,8 +200,11 @@ class _Draws:
         got_s = time.perf_counter()
         position, samples, hashed = self._place
         place = (self._epoch, self.progress.delivered - 1, position, hashed)
-        self._stats.count(samples, 0, {}, got_s - asked_s)
-        self._stats.steps.add(place, samples, (asked_s, got_s), self._last_trace)
+        if starting_s and self._last_trace is not None:  # who makes it may come up after `iter()`
+            begun_s = reading_of(self._last_trace.read)[1]
+            self._last_trace.started_s = max(asked_s + starting_s, begun_s)
+        stats.count(samples, 0, {}, got_s - asked_s)
+        stats.steps.add(place, samples, (asked_s, got_s), self._last_trace)
         self._last_trace = None
         return data
 

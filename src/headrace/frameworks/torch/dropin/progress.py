@@ -556,6 +556,8 @@ class Epochs:
     reading: FileReading | None = None
     watcher: Watcher | None = None
     context: WorkerContext | None = None
+    starting_s: float = 0.0
+    """How long the next batch's epoch took to begin: `iter()`, and the end of the epoch before."""
     explained: bool = False
     cached_first: bool = False
     """The files looked at lay in the page cache before the first epoch had read them."""
