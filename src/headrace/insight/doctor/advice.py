@@ -444,10 +444,8 @@ def _verdict(
     unit = unit_of(findings)
     workers = counted(torch.workers, "worker") if torch.workers else "no workers"
     rate = f"With torch's DataLoader ({workers}) expect about {rough_text(torch.per_s)} {unit}/s"
-    data, decode = findings.data, findings.decode
-    if decode is not None and decode.side and data is not None and (decode.huge or data.huge):
-        huge, what = (decode.huge, "pixels") if decode.huge else (data.huge, "bytes")
-        assert huge is not None
+    if findings.huge is not None and findings.decode is not None and findings.decode.side:
+        huge, what = findings.huge
         rate += f" on average ({huge.count:,} of {huge.of:,} hold {huge.share:.0%} of all {what}, "
         rate += "and count by these)"
     main = cause_of(torch.cause)

@@ -210,6 +210,14 @@ class Findings:
     interrupted: bool = False
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def huge(self) -> tuple[Huge, str] | None:
+        """The huge samples, and what they are huge by: `pixels`, where these are known, or `bytes`."""
+        if self.decode is not None and self.decode.huge is not None:
+            return self.decode.huge, "pixels"
+        by_bytes = self.data.huge if self.data is not None else None
+        return None if by_bytes is None else (by_bytes, "bytes")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
         Advice,
         DataPlace,
         DataSet,
-        Decode,
         Diagnosis,
         Environment,
         Findings,
@@ -90,7 +89,7 @@ def facts_of(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     """What was found: (word for the margin, text)."""
     findings = diagnosis.findings
     assert findings.data is not None
-    yield "data", _data(findings.data, findings.decode)
+    yield "data", _data(findings.data) + _huge(findings)
     if findings.place is not None:
         yield "place", _place(findings.place, findings.resident)
     if findings.storage is not None:
@@ -111,7 +110,7 @@ def facts_of(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
         yield "note", printable(note)
 
 
-def _data(data: DataSet, decode: Decode | None = None) -> str:
+def _data(data: DataSet) -> str:
     about = "" if data.exact else "more than " if data.at_least else "about "
     kind = "" if data.format in ("bytes", "mixed") else f"{printable(data.format)} "
     nearly = "about " if data.files_estimated else ""
@@ -135,14 +134,16 @@ def _data(data: DataSet, decode: Decode | None = None) -> str:
     size = f"{bytes_text(data.size_p50)}"
     if data.size_p90 > 1.2 * data.size_p10:
         size += f" (from {bytes_text(data.size_p10)} to {bytes_text(data.size_p90)})"
-    by_pixels = None if decode is None else decode.huge
-    for huge, unit in ((data.huge, "bytes"), (by_pixels, "pixels")):
-        if huge is not None:
-            millions = f"{huge.most / 1e6:,.3g} million pixels"
-            size += f"; {huge.count:,} of {huge.of:,} looked at are far larger, up to "
-            size += f"{bytes_text(huge.most) if unit == 'bytes' else millions}, with "
-            size += f"{huge.share:.0%} of all {unit}"
     return f"{text}, {bytes_text(data.nbytes)} in all, typically {size}"
+
+
+def _huge(findings: Findings) -> str:
+    if findings.huge is None:
+        return ""
+    huge, unit = findings.huge
+    most = bytes_text(huge.most) if unit == "bytes" else f"{huge.most / 1e6:,.3g} million pixels"
+    few = f"{huge.count:,} of {huge.of:,} looked at are far larger"
+    return f"; {few}, up to {most}, with {huge.share:.0%} of all {unit}"
 
 
 def _place(place: DataPlace, resident: float | None) -> str:
