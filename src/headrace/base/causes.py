@@ -72,7 +72,7 @@ class Cause(StrEnum):
     STORAGE = (
         "storage",
         "storage",
-        "The storage was waited for; nobody measured what was slow about it.",
+        "Storage was waited for, or a sleep, a lock, a network call in your data set's code: nobody saw which.",
         "pack it (`headrace pack`), stage it (`headrace launch --stage`), or keep a store's near (cache_dir=)",
     )
     LATENCY = (

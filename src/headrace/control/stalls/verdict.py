@@ -375,9 +375,6 @@ def _reading_line(cause: Cause, case: _Case) -> str:
     return line
 
 
-_UNSEEN: Final = (
-    "Storage was waited for, or a sleep, a lock, a network call in your data set's code."
-)
 _UNSEEN_SHORT: Final = "storage or waits of your data set's own code"
 """Here nobody saw the reads."""
 
@@ -410,9 +407,8 @@ def _verdict_text(verdict: Verdict) -> str:
     lines = [head, *(f"  {each}" for each in (verdict.rank, own) if each)]
     for cause, seconds in verdict.causes.items():
         if verdict.share(cause) >= 0.01:
-            sentence = _UNSEEN if cause is Cause.STORAGE else cause.sentence
             lines.append(
-                f"  {cause.value:<10}{seconds:>9.3g} s  {verdict.share(cause):>4.0%}  {sentence}"
+                f"  {cause.value:<10}{seconds:>9.3g} s  {verdict.share(cause):>4.0%}  {cause.sentence}"
             )
     if verdict.causes:
         lines.append(f"sure      {verdict.confidence:.0%}")
