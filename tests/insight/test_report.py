@@ -166,7 +166,9 @@ def test_the_text_says_what_was_waited_for_and_how_epochs_went(folder):
     text = "\n".join(report_lines(run_figures(str(folder))))
     assert text.startswith("33.9 % of the time went to waiting for data: as if 1.0 of 3 ranks")
     assert "What was waited for:" in text
-    assert "Storage was waited for, or a sleep, a lock, a network call" in text  # no reads were seen
+    assert (
+        "Storage was waited for, or a sleep, a lock, a network call" in text
+    )  # no reads were seen
     assert "  epoch  took        waited   samples/s" in text
     assert "rank 2" in text
     assert "raise reads_in_flight 64 to 128: reads are too few" in text
