@@ -320,6 +320,13 @@ void register_pixels(nb::module_& m) {
           "pixels", [](nb::handle_t<DecodeJob> self) { return pixel_bytes(self, 0); },
           "uint8, shape (samples, bytes of one), once it is done.")
       .def("output", &pixel_bytes, "output"_a, "The same of each picture's n-th output.")
+      .def(
+          "let_go",
+          [](nb::handle_t<DecodeJob> self) {
+            (void)finished(self);
+            nb::cast<DecodeJob&>(self).let_go();
+          },
+          "Lets go of the encoded bytes; no picture can be replaced any more.")
       .def_prop_ro(
           "reduced",
           [](nb::handle_t<DecodeJob> self) {

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "core/error.h"
 
@@ -64,36 +65,45 @@ Output DecodeJob::output(uint64_t sample, size_t output) const {
           at(sample, output)};
 }
 
-// A header may say anything: what is longer by more than this is passed on as it is.
+// A header may say anything. What is longer than its short side by more than this, or makes more of
+// its bytes than deflate can, is passed on as it is.
 constexpr uint64_t kLongestSides = 16;
+constexpr uint64_t kMostOfByte = 1100;
 
-void DecodeJob::lay_out(Worker& worker, Arena& arena) try {
-  auto result = std::make_shared<io::Batch>(*batch);
+void DecodeJob::lay_out(Worker& worker, Arena& arena) {
+  const Recipe& recipe = recipes.front();
+  const uint64_t short_side = static_cast<uint64_t>(recipe.keep_short);
   wholes_.resize(batch->samples);
+  for (uint64_t sample = 0; sample < batch->samples; ++sample) {
+    Recipe& whole = wholes_[sample];
+    const auto bytes = encoded(sample, part);
+    const uint64_t most =
+        std::min(3 * kLongestSides * short_side * short_side, kMostOfByte * bytes.size());
+    if (!worker.reduction(recipe, bytes, &whole).empty() || whole.output_bytes() > most) {
+      whole.width = 0;
+    }
+  }
+  reduced = room_for_reduced(arena);
+}
+
+std::shared_ptr<io::Batch> DecodeJob::room_for_reduced(Arena& arena) const try {
+  auto result = std::make_shared<io::Batch>(*batch);
   result->bytes = 0;
   for (uint64_t slot = 0; slot < batch->lengths.size(); ++slot) {
-    const uint64_t sample = slot / batch->parts;
-    auto room = static_cast<uint64_t>(batch->lengths[slot]);
-    if (slot % batch->parts == part) {
-      const Recipe& recipe = recipes.front();
-      Recipe& whole = wholes_[sample];
-      const uint64_t most = 3 * kLongestSides * uint64_t(recipe.keep_short) * recipe.keep_short;
-      if (!worker.reduction(recipe, encoded(sample, part), &whole).empty() ||
-          whole.output_bytes() > most) {
-        whole.width = 0;
-      } else {
-        const uint64_t size = ppm_head(whole.width, whole.height).size() + whole.output_bytes();
-        result->lengths[slot] = static_cast<int64_t>(size);
-        room = std::max(room, size);  // should it be damaged, its bytes come here
-      }
+    const Recipe& whole = wholes_[slot / batch->parts];
+    if (slot % batch->parts == part && whole.width != 0) {
+      const size_t size = ppm_head(whole.width, whole.height).size() + whole.output_bytes();
+      result->lengths[slot] = static_cast<int64_t>(size);
     }
     result->offsets[slot] = static_cast<int64_t>(result->bytes);
-    result->bytes += room;
+    result->bytes += static_cast<uint64_t>(result->lengths[slot]);
   }
   result->buffer = arena.acquire(std::max<size_t>(1, result->bytes));
-  reduced = std::move(result);
+  return result;
 } catch (const Error&) {
+  return nullptr;
 } catch (const std::bad_alloc&) {
+  return nullptr;
 }
 
 void DecodeJob::reduce(Worker& worker, uint64_t sample, Arena& arena) {
@@ -108,11 +118,38 @@ void DecodeJob::reduce(Worker& worker, uint64_t sample, Arena& arena) {
       const std::string head = ppm_head(whole.width, whole.height);
       std::memcpy(to, head.data(), head.size());
       // Why it cannot be decoded, its reader finds out as well.
-      if (worker.decode({&whole, {}, to + head.size()}, bytes).empty()) continue;
-      reduced->lengths[slot] = static_cast<int64_t>(bytes.size());
+      if (!worker.decode({&whole, {}, to + head.size()}, bytes).empty()) {
+        wholes_[sample].width = 0;
+        damaged_ = true;
+      }
+    } else if (!bytes.empty()) {
+      std::memcpy(to, bytes.data(), bytes.size());
     }
-    if (!bytes.empty()) std::memcpy(to, bytes.data(), bytes.size());
   }
+  if (unreduced_.fetch_sub(1, std::memory_order_acq_rel) == 1 && damaged_) make_good(arena);
+}
+
+// Damaged pictures have no room for their own bytes: a batch that has.
+void DecodeJob::make_good(Arena& arena) {
+  const auto before = std::exchange(reduced, room_for_reduced(arena));
+  if (!reduced) return;
+  for (uint64_t slot = 0; slot < batch->lengths.size(); ++slot) {
+    const bool is_picture = slot % batch->parts == part;
+    const bool as_it_was = is_picture && wholes_[slot / batch->parts].width == 0;
+    const io::Batch& from = as_it_was ? *batch : *before;
+    if (reduced->lengths[slot] == 0) continue;
+    std::memcpy(reduced->buffer->data + reduced->offsets[slot],
+                from.buffer->data + from.offsets[slot],
+                static_cast<size_t>(reduced->lengths[slot]));
+  }
+}
+
+void DecodeJob::let_go() {
+  auto rest = std::make_shared<io::Batch>();
+  rest->samples = batch->samples;
+  rest->parts = batch->parts;
+  rest->indices = batch->indices;
+  batch = std::move(rest);
 }
 
 DecodePool::DecodePool(unsigned threads, size_t retained_bytes, size_t kept_bytes, Memory memory,
@@ -133,6 +170,7 @@ DecodePool::~DecodePool() {
     const uint64_t open = job->batch->samples - job->next_;
     for (uint64_t i = job->next_; i < job->batch->samples; ++i) {
       job->clear(i);
+      job->reduced = nullptr;
       job->failures.push_back({i, "decoding was stopped", false});
     }
     job->left_ -= open;
@@ -161,7 +199,7 @@ std::shared_ptr<DecodeJob> DecodePool::submit(DecodeRequest request) {
          "there are not as many augmentations of each picture");
   expect(!job->reduces || (job->recipes.size() == 1 && job->recipes.front().keep_short != 0),
          "pictures are reduced by one recipe with keep_short");
-  job->left_ = samples;
+  job->left_ = job->unreduced_ = samples;
   if (!job->reduces) {
     job->pixels = arena_->acquire(std::max<size_t>(1, samples * job->sample_bytes()));
     job->mappings.resize(samples);
@@ -185,11 +223,13 @@ std::shared_ptr<DecodeJob> DecodePool::submit(DecodeRequest request) {
 }
 
 DecodeStats DecodePool::stats() const {
+  std::vector<std::shared_ptr<DecodeJob>> jobs;  // the last to hold one lets go without the lock
   const std::lock_guard lock(mutex_);
   DecodeStats stats = stats_;
   for (const auto& held : held_) {
-    if (const auto job = held.lock(); job && job->pixels) {
-      stats.buffered_bytes += job->pixels->capacity;
+    jobs.push_back(held.lock());
+    if (jobs.back() && jobs.back()->pixels) {
+      stats.buffered_bytes += jobs.back()->pixels->capacity;
     }
   }
   return stats;

@@ -91,6 +91,8 @@ class DecodeJob : public DecodeRequest, public std::enable_shared_from_this<Deco
   // What follows a sample's picture, which the worker has just decoded or resized: its mapping and
   // its mask. Says why there is none.
   Reason follow(Worker& worker, uint64_t sample);
+  // REQUIRES that it is done: of the batch only its indices are kept, and its bytes are let go of.
+  void let_go();
   // Whatever cannot be decoded.
   void clear(uint64_t sample);
   Output output(uint64_t sample, size_t output = 0) const;
@@ -99,12 +101,16 @@ class DecodeJob : public DecodeRequest, public std::enable_shared_from_this<Deco
   friend class DecodePool;
   // Finds room for what becomes of all pictures, as their headers say.
   void lay_out(Worker& worker, Arena& arena);
+  std::shared_ptr<io::Batch> room_for_reduced(Arena& arena) const;
   // Fills a sample's room.
   void reduce(Worker& worker, uint64_t sample, Arena& arena);
+  void make_good(Arena& arena);
 
   std::once_flag laid_out_;
   std::vector<Recipe> wholes_;  // of what can be decoded here; others have no side
-  uint64_t next_ = 0;           // picture that nobody has begun with
+  std::atomic<uint64_t> unreduced_{0};
+  std::atomic<bool> damaged_{false};  // a picture whose header could be read
+  uint64_t next_ = 0;                 // picture that nobody has begun with
   std::atomic<uint64_t> left_{0};
   mutable std::mutex mutex_;
   mutable std::condition_variable ended_;

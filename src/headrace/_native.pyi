@@ -756,6 +756,9 @@ class DecodeJob:
     def output(self, output: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None, None))]:
         """The same of each picture's n-th output."""
 
+    def let_go(self) -> None:
+        """Lets go of the encoded bytes; no picture can be replaced any more."""
+
     @property
     def reduced(self, /) -> Batch:
         """

@@ -237,9 +237,23 @@ def test_a_resumed_run_is_proved_on_any_number_of_ranks(
 
 
 def test_a_resume_at_the_wrong_position_is_found(tmp_path):
-    Loaders(tmp_path / "run").epoch(0, stop=10).close("")
+    Loaders(tmp_path / "run").epoch(0, stop=10).close()
     Loaders(tmp_path / "run", world=1, began=1.8e9 + 60).epoch(0, begin=352).close()
     assert findings(tmp_path / "run") == [("missing", 0, (320, 352))]
+
+
+def test_what_only_the_trace_of_a_killed_process_would_have_is_not_known(tmp_path):
+    """Its last steps were not written yet: that is no sample lost, and no proof either."""
+    Loaders(tmp_path / "run").epoch(0, stop=10).close("")
+    Loaders(tmp_path / "run", world=1, began=1.8e9 + 60).epoch(0, begin=352).close()
+    proof = proof_of(tmp_path / "run")
+    assert not proof.holds
+    assert findings(tmp_path / "run") == []
+    assert str(proof.loaders[0].epochs[0].state) == "not known"
+    lines = "\n".join(proof_lines(proof))
+    assert "positions 320 to 351 are not known: a process was killed" in lines
+    assert "WRONG" not in lines
+    assert "Not proved" in lines
 
 
 def test_two_loaders_of_a_job_are_proved_apart(tmp_path):

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.errors import DecodeError
+from headrace.errors import DecodeError, VolumeError
 from headrace.node.wire import Open, Opened, Pictures, ReplyStatus
 from node.conftest import report_of, serving, until
-from plane.test_images import BAD, KINDS, encoded, picture
+from plane.test_images import BAD, KINDS, encoded, picture, png
 
 IMAGES = hr.Images(size=32, flip=True)
 KEPT = hr.Images(size=32, flip=True, keep="decoded", keep_short=48)
@@ -111,6 +111,68 @@ def test_bad_pictures_are_named_as_without_the_daemon(folder, tmp_path):
             next(iter(strict))
         strict.close()
     alone.close()
+
+
+def test_without_a_daemon_the_process_keeps_them(folder, photos):
+    loader = hr.loader(photos, 8, seed=3, decode=KEPT, plane="node")
+    alone = hr.loader(photos, 8, seed=3, decode=KEPT)
+    same(pixels_of(loader, 2), pixels_of(alone, 2))
+    assert loader.decoding.kept == alone.decoding.kept
+    assert loader.decoding.kept[0] > 50
+    loader.close()
+    alone.close()
+
+
+def test_who_keeps_pixels_keeps_no_batch_of_the_daemon(folder, photos):
+    with serving(folder):
+        loader = hr.loader(photos, 4, seed=3, decode=IMAGES, plane="node")
+        pixels = [batch.pixels for batch in loader]
+        assert report_of(loader).node_batches == len(pixels)
+        link = loader._reader._stages.stages[-1]._link
+        gc.collect()
+        until(lambda: not link.ledger.live)
+        assert all(each.any() for each in pixels)
+        loader.close()
+
+
+def test_a_header_alone_takes_no_memory():
+    """PNGs of 60 bytes that claim 4,096 x 256 pixels are passed on as they are."""
+    from headrace import _native
+
+    claim = png(4096, 256, 8, 2, b"")
+    samples = 64
+    lengths = np.full(samples, len(claim), np.int64)
+    batch = _native.Batch.lent(
+        data=np.frombuffer(claim * samples, np.uint8), indices=np.arange(samples),
+        offsets=np.cumsum(lengths) - lengths, lengths=lengths, labels=np.zeros(samples, np.int64),
+        parts=1, way=b"",
+    )  # fmt: skip
+    pool = _native.DecodePool(2, 1 << 20, shared=True)
+    job = pool.reduce(KEPT.recipe(), batch, 0)
+    assert job.wait(20.0)
+    assert bytes(job.reduced.data) == claim * samples
+    assert pool.mapped_bytes <= 1 << 20
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_a_data_set_that_is_closed_rings_nobody(folder, photos, tmp_path, cache):
+    """Its descriptor may be somebody else's by then."""
+    from headrace.config import TierOptions
+
+    tiers = TierOptions(cache_dir=str(tmp_path / "cache")) if cache else TierOptions()
+    with serving(folder, tiers=tiers) as server:
+        loader = hr.loader(photos, 8, seed=3, decode=KEPT, plane="node")
+        alone = hr.loader(photos, 8, seed=3, decode=KEPT)
+        same(pixels_of(loader, 2), pixels_of(alone, 2))
+        assert report_of(loader).direct_batches == 0
+        (data,) = server._datasets._data.values()
+        (stage,) = [each for each in data.chain.stages if each.name == "decode"]
+        assert stage.pool is not None
+        loader.close()
+        alone.close()
+    assert stage.pool is None
+    with pytest.raises(VolumeError, match="closed"):
+        stage.reduce(None)
 
 
 def test_other_parts_are_as_they_were(folder, tmp_path):

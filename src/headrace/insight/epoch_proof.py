@@ -43,6 +43,7 @@ class EpochState(StrEnum):
     """What is known of an epoch."""
 
     WHOLE = "whole"  # every position came exactly once
+    UNKNOWN = "not known"  # so did all but those that only the trace of a killed process would have
     RUNNING = "running"  # so did all up to where the run stands, or ended: its last epoch
     LEFT = "left early"  # so did all up to where the loop left it, and another epoch came after it
     SKIPPED = "skipped"  # so did all but those that `on_error="skip"` asks to skip
@@ -77,6 +78,8 @@ class EpochProof:
     left_out: int = 0  # samples that could not be delivered and were skipped
     order_hash: int = 0  # of what was delivered
     resumed_at: tuple[int, ...] = ()
+    unknown: list[tuple[int, int]] = field(default_factory=list)
+    """Positions (the end is not among them) between the end of a killed process's trace and its resume."""
     findings: list[Finding] = field(default_factory=list)
     more_findings: int = 0  # beyond those that are told
 
@@ -121,10 +124,14 @@ def check_epoch(
         together = ~mine | (steps <= min(int(steps[of].max(initial=-1)) for of in ranks))
         inside = inside[together]
     proof.order_hash = int(np.sum(delivered_hashes(inside), dtype=np.uint64))
-    end = _cover(proof, inside, about.length)
+    cut = [history.attempts[before.attempt].cut for before in passages[:-1]]
+    killed = {at for at, why in zip(resumed_at, cut, strict=True) if why}
+    end = _cover(proof, inside, about.length, killed)
     _end(proof, end, passages[-1], about.tail, last=last)
     if proof.findings:
         proof.state = EpochState.WRONG
+    elif proof.unknown:
+        proof.state = EpochState.UNKNOWN
     _left_out(history, seen, proof)
     if proof.left_out and proof.state is EpochState.WHOLE:
         proof.state = EpochState.SKIPPED
@@ -175,14 +182,19 @@ def _check_samples(
         proof.add("other samples", begin, begin + int(row["samples"]), place(row))
 
 
-def _cover(proof: EpochProof, rows: NDArray[np.void], length: int) -> int:
-    """Go along the positions: what is missing or doubled; returns where they end."""
+def _cover(proof: EpochProof, rows: NDArray[np.void], length: int, killed: set[int]) -> int:
+    """Go along the positions: what is missing or doubled; returns where they end.
+
+    `killed`: where passages began after a process was killed, whose trace lacks its last steps.
+    """
     rows = rows[rows["samples"] > 0]  # an exact tail may give a rank nothing
     ends = rows["begin"] + rows["samples"].astype(np.uint64)
     reached = np.concatenate([np.zeros(1, np.uint64), np.maximum.accumulate(ends)])[:-1]
     for at in np.flatnonzero(rows["begin"] != reached):
         begin, before = int(rows["begin"][at]), int(reached[at])
-        if begin > before:
+        if begin > before and begin in killed:
+            proof.unknown.append((before, begin))
+        elif begin > before:
             earlier = (
                 "" if before else " (if this run was resumed: the earlier one's trace has them)"
             )
@@ -501,6 +513,7 @@ def _loader_lines(loader: LoaderProof) -> Iterator[str]:
 
 _STATES: Final = {
     EpochState.WHOLE: "every sample exactly once",
+    EpochState.UNKNOWN: "no sample twice, and not known of all whether they came",
     EpochState.RUNNING: "each sample once up to position {positions:,} of {length:,}, where the run stands",
     EpochState.LEFT: "left early at position {positions:,} of {length:,}: the rest never came",
     EpochState.SKIPPED: "every sample exactly once, but for those that were skipped",
@@ -520,6 +533,9 @@ def _epoch_lines(epoch: EpochProof) -> Iterator[str]:
     if epoch.dropped:
         notes.append(f"{counted(epoch.dropped, 'sample')} dropped, as tail='drop' says")
     yield f"  epoch {epoch.epoch}: {state} ({'; '.join(notes)})"
+    for begin, end in epoch.unknown:
+        why = "a process was killed, and its trace ends before what its state had"
+        yield f"    positions {begin:,} to {end - 1:,} are not known: {why}"
     for finding in epoch.findings:
         begin, end = finding.positions
         where = f"{begin:,}" if end - begin == 1 else f"{begin:,} to {end - 1:,}"

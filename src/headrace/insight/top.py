@@ -128,7 +128,7 @@ class DaemonWatch(_Window):
 
 _NO_JOB: Final = (
     "no job uses it. Shown are loaders that read through it: plane='node', or HEADRACE_PLANE=node; "
-    "HEADRACE_VERDICT=1 lets others say what they wait for"
+    "HEADRACE_VERDICT=1 lets others say in their own output what they wait for"
 )
 
 

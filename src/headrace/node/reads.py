@@ -193,6 +193,11 @@ class NodeReads(ReadStage):
         return os.getpid() == self._pid and super().usable
 
     @property
+    def attached(self) -> bool:
+        """Whether a daemon serves it now."""
+        return self._link is not None
+
+    @property
     def ahead_bytes(self) -> int:
         """How far the daemon lets this client ask ahead; without one, as far as is read directly."""
         link = self._link

@@ -145,7 +145,7 @@ class ServedData:
         # Of a sample, as it is delivered; of pictures a guess, until some came.
         self._sample_bytes = store.nbytes / max(1, len(store))
         if kept is not None and kept.keep_short is not None:
-            self._sample_bytes = max(self._sample_bytes, 4.0 * kept.keep_short**2)
+            self._sample_bytes = min(16.0 * self._sample_bytes, 4.0 * kept.keep_short**2)
         self.tuning = ServedPlane(
             number, self.label, self.pipeline, options, loop.call_soon, source=store.path
         )

@@ -416,7 +416,9 @@ class Session:
         if outcome.batch is None:
             totals.failed += 1
         else:
-            totals.served(len(asked.indices), asked.size_bytes, outcome.ram_bytes)
+            estimated = asked.data.kept is not None
+            size = int(outcome.batch.lengths.sum()) if estimated else asked.size_bytes
+            totals.served(len(asked.indices), size, outcome.ram_bytes)
             planned_s, begun_s, ready_s = reading_of(outcome.batch.way)
         # One after the other: it waited for those before it, waited for room, was read, was handed on.
         reads = asked.data.tuning.held_back or Cause.STORAGE

@@ -14,19 +14,22 @@ height. A box that is turned or sheared becomes the smallest upright one around 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
 import math
 import os
+import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from headrace import _native
-from headrace.errors import DecodeError, HeadraceError
+from headrace.errors import DecodeError, HeadraceError, VolumeError
 from headrace.plane import augment
 from headrace.plane.augment import Op
 from headrace.plane.batch import Batch, Skipped
@@ -217,14 +220,23 @@ class DecodedOnce(_DecodeThreads, ReadStage):
     """The stage `decode` of the node daemon: pictures as `keep="decoded"` keeps them, for all who ask for that.
 
     They are passed on as PPM. What cannot be decoded here passes as it is: clients give it to Pillow, or
-    say what is wrong with it. `done_fd` is rung whenever a batch is decoded.
+    say what is wrong with it. `done_fd` is rung whenever a batch is decoded. `waits`: to take what was read may
+    take its time, since several tiers have it.
     """
 
     def __init__(
-        self, below: BatchReads, images: Images, part_names: Sequence[str], done_fd: int
+        self,
+        below: BatchReads,
+        images: Images,
+        part_names: Sequence[str],
+        done_fd: int,
+        *,
+        waits: bool = False,
     ) -> None:
         _DecodeThreads.__init__(self)
         ReadStage.__init__(self, below)
+        self._done_fd = done_fd
+        self._aside = ThreadPoolExecutor(1, "headrace-tiers") if waits else None
         self._recipe, self._part = images.recipe(), images.part_of(part_names)
         self._pool = _native.DecodePool(
             self._threads, 2 * _LARGE_BYTES, shared=True, done_fd=done_fd
@@ -239,62 +251,81 @@ class DecodedOnce(_DecodeThreads, ReadStage):
 
     def reduce(self, native: _native.Batch) -> _native.DecodeJob:
         """Have the pictures of a batch that was read decoded."""
-        assert self._pool is not None
-        return self._pool.reduce(self._recipe, native, self._part)
+        pool = self._pool
+        if pool is None:
+            raise VolumeError("the data set was closed")
+        return pool.reduce(self._recipe, native, self._part)
+
+    def begin(self, reduced: _Reduced) -> None:
+        """Have a batch that was read decoded, without waiting for anything."""
+        if self._aside is None:
+            reduced.begin()
+        else:
+            self._aside.submit(reduced.begin).add_done_callback(self._ring)
+
+    def _ring(self, _: Any) -> None:
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._done_fd, 1)
 
     def close(self) -> None:
-        """Close what is below. What is being decoded is finished."""
+        """Close what is below, and end all threads: nothing rings any more."""
         self._below.close()
+        if self._aside is not None:
+            self._aside.shutdown()
+        self._pool = None
 
 
 class _Reduced:
     """A batch of `DecodedOnce`."""
 
     def __init__(self, stage: DecodedOnce, reads: PendingReads) -> None:
-        self._stage, self._reads = stage, reads
+        self._stage, self._reads, self._begun = stage, reads, False
         self._job: _native.DecodeJob | None = None
-        self._error: HeadraceError | None = None
+        self._error: Exception | None = None
 
     @property
     def done(self) -> bool:
-        if self._job is None and self._error is None and self._reads.done:
-            try:
-                self._job = self._stage.reduce(self._reads.take())
-            except HeadraceError as e:
-                self._error = e
+        if not self._begun and self._reads.done:
+            self._begun = True
+            self._stage.begin(self)
         return self._error is not None or (self._job is not None and self._job.done)
 
     @property
     def waits_for(self) -> str:
         return self._reads.waits_for if self._job is None else "threads that decode its pictures"
 
+    def begin(self) -> None:
+        """Of what was read. Whatever goes wrong is for whoever takes it."""
+        try:
+            self._job = self._stage.reduce(self._reads.take())
+        except Exception as e:  # noqa: BLE001 - as it says
+            self._error = e
+
     def take(self) -> _native.Batch:
+        if not self._begun:
+            self._begun = True
+            self.begin()
+        while self._error is None and not (self._job is not None and self._job.wait(1.0)):
+            time.sleep(_POLL_S)
         if self._error is not None:
             raise self._error
-        job = self._job or self._stage.reduce(self._reads.take())
-        while not job.wait(1.0):
-            pass
-        return job.reduced
+        assert self._job is not None
+        return self._job.reduced
 
 
 class Decoding(_DecodeThreads):
     """The stage `decode`: threads that decode the batches of one pipeline.
 
-    `kept_elsewhere`: pictures that are kept decoded come so as a rule, and this process keeps none.
+    Attributes:
+        below: what is asked for batches; a node daemon that answers keeps what is decoded, not this process.
     """
 
     def __init__(
-        self,
-        images: Images,
-        seed: int,
-        part_names: Sequence[str],
-        threads: int | None = None,
-        *,
-        kept_elsewhere: bool = False,
+        self, images: Images, seed: int, part_names: Sequence[str], threads: int | None = None
     ) -> None:
         super().__init__(threads)
         self.images = images
-        self._kept_elsewhere = kept_elsewhere
+        self.below: BatchReads | None = None
         self.fallbacks = 0  # pictures that Pillow decoded, because the native decoders refused them
         self.seed = seed  # of the crops and flips of batches that are submitted from now on
         # Give no buffer back to the system while a pool lives, so that they may be page-locked: set it
@@ -343,7 +374,7 @@ class Decoding(_DecodeThreads):
         return Decoded(native, job, steps)
 
     def _keep_bytes(self) -> int:
-        if self.images.keep is None or self._kept_elsewhere:
+        if self.images.keep is None or getattr(self.below, "attached", False):
             return 0
         if self.images.keep_bytes is not None:
             return self.images.keep_bytes
@@ -421,8 +452,8 @@ class Decoding(_DecodeThreads):
                 mask = reason if of_mask else self._replace(native, job, sample, reason)
             except Exception as e:  # noqa: BLE001 - whatever Pillow raises
                 large = isinstance(e, _TooLargeError)
-                why = f"{e}: raise Images(max_pixels=...)" if large else f"{reason}; Pillow: {e}"
-                refused.add(sample, f"is no picture that can be decoded: {why}", e)
+                why = f"is no picture that can be decoded: {reason}; Pillow: {e}"
+                refused.add(sample, f"is too large: {e}" if large else why, e)
                 continue
             if mask:
                 refused.add(sample, f"has no mask that can be used: {mask}")
@@ -444,6 +475,7 @@ class Decoding(_DecodeThreads):
             at = list(boxes)
             drawn = None if steps is None else steps[at]
             batch.boxes = moved_boxes(self.images, list(boxes.values()), job.mappings[at], drawn)
+        job.let_go()  # who keeps pixels keeps no batch of the node daemon's
         if self.images.mixup or self.images.cutmix:
             batch.mixed = augment.mix(
                 self.images, batch.pixels, batch.labels, batch.indices,

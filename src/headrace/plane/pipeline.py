@@ -175,7 +175,7 @@ def build_stages(
     if kept is not None:
         from headrace.plane.decoding import DecodedOnce
 
-        top = decoded = DecodedOnce(top, kept, part_names, rung)
+        top = decoded = DecodedOnce(top, kept, part_names, rung, waits=disk is not None)
         stages.append(decoded)
     ram = None
     quota = _ram_bytes(source, options, tiers)
@@ -274,9 +274,7 @@ class Pipeline:
         if decoding is not None:
             from headrace.plane.decoding import Decoding  # who reads bytes alone needs it not
 
-            self.decoding = Decoding(
-                *decoding, self.part_names, decode_threads, kept_elsewhere=over is not None
-            )
+            self.decoding = Decoding(*decoding, self.part_names, decode_threads)
         self.windows = windows
         self._on_error = on_error
         self._tiers = tiers or TierOptions()
@@ -500,6 +498,8 @@ class Pipeline:
                 self._stages = self._over(self._stages, self.source, self.part_names, images)
             if self._turned:
                 self._stages.source.turn(**self._turned)
+            if self.decoding is not None:
+                self.decoding.below = self._stages.top
         return self._stages.top
 
     def _checked(self, taken: _native.Batch | Decoded, epoch: int, position: int) -> Fetched:

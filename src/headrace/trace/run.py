@@ -246,7 +246,14 @@ def _cut(facts: Mapping[str, Any], events: list[dict[str, Any]], end: int, size:
     if last is None:
         if facts["machine"] != this_host():
             return "the process has not ended yet, or was killed"
-        goes_on = start_time(facts["pid"]) == facts["started"]
+        try:
+            os.kill(facts["pid"] or os.getpid(), 0)
+        except ProcessLookupError:
+            goes_on = False
+        except OSError:  # somebody else's, of which little is to be seen
+            return "the process has not ended yet, or was killed"
+        else:
+            goes_on = start_time(facts["pid"]) == facts["started"]
         return "the process has not ended yet" if goes_on else "the process was killed, or crashed"
     why = str(last.get("why", ""))[:_TEXT_MAX]
     return "" if why in ("closed", "exit") else why

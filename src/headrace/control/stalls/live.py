@@ -70,7 +70,8 @@ def evidence_of(loader: Any, since: PassMark | None = None) -> Evidence:
     by_node = any(stage.name == "node" and stage.samples for stage in stages)
     remote = next((stage.remote for stage in stages if stage.remote is not None), None)
     quota, cpus = cpu_quota(Path("/")), len(os.sched_getaffinity(0))
-    knobs = [stage.knobs() for stage in _figures(inner).stats.stages_now()]
+    live = _figures(inner).stats.stages_now()
+    knobs = [stage.knobs() for stage in live]
     turned = dict(pair for each in knobs for pair in each.items())
     native = turned.get("decode_threads", 0)
     # The drop-in has workers, or else decodes in the training's own thread; other adapters do not say.
@@ -89,6 +90,7 @@ def evidence_of(loader: Any, since: PassMark | None = None) -> Evidence:
         decode_threads=decoders if isinstance(decoders, int) else 0,
         in_process=not hasattr(loader, "decode_threads") and getattr(loader, "num_workers", 1) == 0,
         native_decode=native > 0 or getattr(loader, "decode", None) == "native",
+        kept_decoded=any(getattr(getattr(each, "images", None), "keep", None) for each in live),
         cpus=max(1, min(cpus, round(quota))) if quota else cpus,
         cpu_share=host.cpu_share if host else math.nan,
         io_pressure=host.io_pressure if host else math.nan,

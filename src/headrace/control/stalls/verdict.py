@@ -222,9 +222,13 @@ def _decode(seconds: float, waits: StepWaits, _: ReadWaits, seen: Evidence) -> _
             f"{at_a_time:.3g} at a time instead of {threads}",
         )
     if seen.native_decode:
+        keep = (
+            ""
+            if seen.kept_decoded
+            else 'keep pictures decoded (keep="decoded" of headrace.Images), or '
+        )
         action = (
-            'decode less: keep pictures decoded (keep="decoded" of headrace.Images), or store them smaller '
-            "(`headrace pack --images decoded,short=256`)"
+            f"decode less: {keep}store them smaller (`headrace pack --images decoded,short=256`)"
         )
     else:
         action = (

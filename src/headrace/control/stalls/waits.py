@@ -58,6 +58,7 @@ class Evidence:
     interpreter_contended: int = 0  # how often it was not
     decode_threads: int = 0  # threads or processes that decode; 0: not known
     native_decode: bool = False  # headrace's own threads decode, and no Python
+    kept_decoded: bool = False  # and pictures are kept decoded
     in_process: bool = False  # whoever waits for batches makes them, in its own thread
     cpus: int = 0  # that this process may use; 0: not known
     cpu_share: float = math.nan  # of them, in use

@@ -282,14 +282,17 @@ class _Gains:
         if whole and decode.pixels > 2 * _STORED_SIDE**2:
             work = replace(self.work, decode_s=decode.sample_s * _STORED_SIDE**2 / decode.pixels)
             factor = self._factor(torch_rate(work, self.torch.workers))
+            jpeg = decode.format == "jpeg"
+            images = f"short={_STORED_SIDE},quality=92" if jpeg else f"decoded,short={_STORED_SIDE}"
             yield Advice(
                 key="smaller", do="Store the images smaller, once: now all their pixels are decoded in every "
                 "epoch, to be thrown away.",
                 because=f"an image has {decode.pixels / 1e6:.1f} million pixels on average and takes "
                 f"{duration_text(decode.sample_s)} of a core; training on {decode.side} x {decode.side} "
                 f"needs {decode.side**2 / 1e6:.2f} million",
-                gain=f"{_times(factor)}, if decoding takes time in proportion to pixels", factor=factor,
-                command=f"headrace pack {self.name} smaller.hr --images short={_STORED_SIDE},quality=92",
+                gain=f"{_times(factor)}, if decoding takes time in proportion to pixels"
+                + ("" if jpeg else "; transparent pictures stay as they are"),
+                factor=factor, command=f"headrace pack {self.name} smaller.hr --images {images}",
             )  # fmt: skip
 
     def _more_cpus(self) -> Iterator[Advice]:
