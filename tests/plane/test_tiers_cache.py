@@ -26,7 +26,7 @@ import pytest
 import headrace as hr
 from headrace.errors import HeadraceError, StoreError
 from headrace.plane import cache_writer, disk_cache
-from headrace.plane.disk_cache import MARK, CacheDirectory, hold
+from headrace.plane.disk_cache import MARK, CacheDirectory, hold, take_lock
 from plane import cache_runner
 from plane.conftest import SAMPLES, content
 from plane.test_tiers import epochs
@@ -502,6 +502,35 @@ def test_a_folder_that_cannot_be_written_is_read_only(store, tmp_path, expected)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     for folder in (folder_of(tmp_path), tmp_path):
         folder.chmod(0o755)
+
+
+@contextlib.contextmanager
+def forked():
+    """A process that was forked now, and lives as long as the block runs."""
+    ends, goes_on = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(goes_on)
+        os.read(ends, 1)
+        os._exit(0)
+    os.close(ends)
+    yield
+    os.close(goes_on)
+    os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("locked", [take_lock, lambda path: hold(path.parent, exclusive=True)])
+def test_a_process_forked_while_the_cache_is_locked_does_not_keep_the_lock(
+    tmp_path, monkeypatch, locked
+):
+    """Its writer locks it in a thread, and torch's workers are forked at any time."""
+    monkeypatch.setattr(disk_cache, "_LOCK_S", 0.0)
+    with contextlib.ExitStack() as stack:
+        with locked(tmp_path / "lock") as free:
+            assert free in {None, True}
+            stack.enter_context(forked())
+        with locked(tmp_path / "lock") as free:
+            assert free in {None, True}
 
 
 def test_sixty_four_file_descriptors_are_enough(packed, tmp_path):

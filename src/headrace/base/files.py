@@ -9,7 +9,7 @@ up again (a journal, a partial store, a cache) belongs to this user or to root.
     open_folder, make_folder  folders, as descriptors; own_folder, which is this user's alone
     create_file, NewFile      new files: never one that is there; `NewFile` appears when it is whole
     replace_file              old content or new content, nothing between, durably
-    lock, lock_path           `flock`: dies with its process, leaves nothing stale
+    lock, lock_path, unlock   `flock`: dies with its process, leaves nothing stale
     publish_folder, exchange_folder, sync_folder
     explained                 what the system refuses, as an error of ours
 
@@ -444,6 +444,15 @@ def lock(fd: int, *, shared: bool = False, wait_s: float | None = 0.0) -> bool:
             time.sleep(_POLL_S)
         else:
             return True
+
+
+def unlock(fd: int) -> None:
+    """Gives back a lock that is held for moments, and closes its descriptor.
+
+    Closing alone does not: a process that was forked meanwhile has the descriptor too, and would hold the lock.
+    """
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
 
 
 def lock_path(

@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.base.files import NewFile, create_file, lock, lock_path, own_folder
+from headrace.base.files import NewFile, create_file, lock, lock_path, own_folder, unlock
 from headrace.base.lifetime import Closing
 from headrace.errors import CorruptStore, JobError, StoreNotFound, VolumeError
 from headrace.store.segment import open_directory
@@ -123,7 +123,7 @@ class Directories(Closing):
                 new.publish(sync=False)
             self.fetched += 1
         finally:
-            os.close(fetching)
+            unlock(fetching)
         return open_directory(str(path), entry)
 
     def close(self) -> None:

@@ -35,7 +35,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.base.documents import DocumentKind
-from headrace.base.files import lock_path, make_folder, read_file, replace_file, temporary_name
+from headrace.base.files import (
+    lock_path,
+    make_folder,
+    read_file,
+    replace_file,
+    temporary_name,
+    unlock,
+)
 from headrace.errors import CorruptStore, HeadraceError, StoreError, StoreNotFound
 from headrace.plane.cache_writer import (
     IN_SEGMENT,
@@ -211,7 +218,7 @@ def hold(folder: Path, *, exclusive: bool = False) -> Iterator[bool]:
         yield fd is not None
     finally:
         if fd is not None:
-            os.close(fd)
+            unlock(fd)
 
 
 @contextlib.contextmanager
@@ -226,7 +233,7 @@ def take_lock(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        os.close(fd)
+        unlock(fd)
 
 
 def _entry(folder: Path) -> CacheEntry | None:
