@@ -66,6 +66,21 @@ def opened_to_others(*paths: Path) -> Iterator[None]:
         os.close(turn)
 
 
+@contextlib.contextmanager
+def forked() -> Iterator[None]:
+    """A process that was forked now, and lives as long as the block runs."""
+    ends, goes_on = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(goes_on)
+        os.read(ends, 1)
+        os._exit(0)
+    os.close(ends)
+    yield
+    os.close(goes_on)
+    os.waitpid(child, 0)
+
+
 def write_photos(folder: Path, per_class: int = IMAGES_PER_CLASS) -> Path:
     """Writes a folder of PNG files, a folder per class."""
     for label, name in enumerate(CLASSES):

@@ -1,5 +1,6 @@
 """Shares: who stages what, how it lies, and that a range of it can be made from the source."""
 
+import contextlib
 import os
 
 import numpy as np
@@ -9,11 +10,13 @@ from hypothesis import strategies as st
 
 import headrace as hr
 from headrace import _native
+from headrace.base.files import lock_path, write_all
 from headrace.job.engine import SharePart, SourceReads, _samples_of
+from headrace.job.local_files import Directories
 from headrace.job.share import cut_shares, plan_share, write_share_directory
 from headrace.store.segment import read_extent
 from headrace.store.summary import sample_sizes
-from tests_shared import until
+from tests_shared import forked, until
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +136,22 @@ def test_any_range_of_a_share_can_be_made_from_the_source(volume, data):
     assert until(lambda: requests.done is not None, 20)
     assert requests.done == (length, 0)
     assert bytes(requests.data) == whole[begin : begin + length]
+
+
+def test_a_process_forked_while_a_directory_is_fetched_does_not_hold_up_others(odd, tmp_path):
+    """Torch's workers are forked at any time; others on the node wait for the lock without an end."""
+    with (
+        hr.open(odd) as store,
+        Directories(tmp_path, "s") as directories,
+        contextlib.ExitStack() as stack,
+    ):
+        entry = store.segments[0].entry
+
+        def fetch(fd):
+            write_all(fd, (odd / entry.directory).read_bytes(), 0)
+            stack.enter_context(forked())
+
+        assert directories.open(entry, fetch).samples == 70
+        lock = lock_path(directories.folder / f"{entry.uuid}.lock")
+        assert lock is not None
+        os.close(lock)

@@ -31,7 +31,7 @@ from plane import cache_runner
 from plane.conftest import SAMPLES, content
 from plane.test_tiers import epochs
 from store.nth_call import Refusing
-from tests_shared import opened_to_others
+from tests_shared import forked, opened_to_others
 
 RUNNER = Path(__file__).parent / "cache_runner.py"
 
@@ -502,21 +502,6 @@ def test_a_folder_that_cannot_be_written_is_read_only(store, tmp_path, expected)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     for folder in (folder_of(tmp_path), tmp_path):
         folder.chmod(0o755)
-
-
-@contextlib.contextmanager
-def forked():
-    """A process that was forked now, and lives as long as the block runs."""
-    ends, goes_on = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(goes_on)
-        os.read(ends, 1)
-        os._exit(0)
-    os.close(ends)
-    yield
-    os.close(goes_on)
-    os.waitpid(child, 0)
 
 
 @pytest.mark.parametrize("locked", [take_lock, lambda path: hold(path.parent, exclusive=True)])
