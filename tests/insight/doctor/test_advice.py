@@ -182,7 +182,9 @@ def test_images_that_are_too_large():
     assert told.advice[0].key == "smaller"
     assert "12.0 million pixels" in told.advice[0].because
     assert told.advice[0].command.endswith("--images short=256,quality=92")
-    png = diagnose(findings(decode={**HEAVY, "pixels": 12e6, "format": "png"}), workers=16).advice[0]
+    png = diagnose(findings(decode={**HEAVY, "pixels": 12e6, "format": "png"}), workers=16).advice[
+        0
+    ]
     assert png.command.endswith("--images decoded,short=256")  # no other way rewrites a PNG
     assert png.gain.endswith("; transparent pictures stay as they are")
 
