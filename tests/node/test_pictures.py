@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -90,6 +91,31 @@ def test_pictures_are_decoded_once_for_all_who_may_share_them(folder, photos):
         assert [each and each["pictures"] for each in decoded] == [size, size, None]
         other.close()
         bytes_alone.close()
+
+
+def test_two_jobs_at_a_time_in_two_orders_have_each_picture_decoded_once(
+    folder, tmp_path, monkeypatch
+):
+    """To the last one: a memory that is nearly full holds all of them all the same."""
+    monkeypatch.setattr("headrace.node.served._SLAB_SLACK", 1 << 20)
+    many = ((f"{i}", encoded(picture(267, 200, i), "JPEG")) for i in range(600))
+    hr.pack(many, tmp_path / "many.hr")
+    images = hr.Images(size=16, keep="decoded", keep_short=200)
+    with serving(folder, ram_bytes=256 << 20) as server:
+        loaders = [
+            hr.loader(tmp_path / "many.hr", 20, seed=seed, decode=images, plane="node")
+            for seed in range(2)
+        ]
+        with ThreadPoolExecutor() as threads:
+            assert list(threads.map(lambda each: sum(map(len, each)), loaders)) == [600, 600]
+        (data,) = server.describe()["datasets"]
+        assert data["postponed_batches"] > 0  # they met
+        assert data["decoded"]["pictures"] == data["held_samples"] == 600
+        assert data["held_bytes"] > data["quota_bytes"] * 7 // 8
+        (served,) = server._datasets._data.values()
+        assert served._keeps()  # what is read now is held, and so waited for
+        for loader in loaders:
+            loader.close()
 
 
 def test_bad_pictures_are_named_as_without_the_daemon(folder, tmp_path):

@@ -574,7 +574,7 @@ def test_a_picture_above_max_pixels_is_refused_without_a_word_of_pillows(tmp_pat
     (skipped,) = loader.skipped
     loader.close()
     assert f"{side} x {side} pixels, more than the 89478485 of max_pixels" in skipped.reason
-    assert skipped.reason.endswith(": raise Images(max_pixels=...).")
+    assert skipped.reason.endswith(": give a larger Images(max_pixels=...).")
     assert not recwarn.list
 
 

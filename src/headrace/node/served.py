@@ -168,7 +168,7 @@ class ServedData:
         self.gathered_batches = self.gathered_bytes = 0
         self.shared_batches = self.postponed = self.failed = self.left = 0
         self._keeping_bytes = 0
-        self._far = is_far(store, options)
+        self._far = is_far(store, options) or kept is not None  # nobody decodes twice
 
     def bytes_of(self, indices: NDArray[np.int64]) -> int:
         """Bytes of these samples as they are delivered, all parts counted; of decoded ones an estimate."""
@@ -273,7 +273,9 @@ class ServedData:
 
     def _keeps(self) -> bool:
         """Whether what is read now will probably be in memory afterwards."""
-        return self._ram.held_bytes < self._ram.knobs()["cache_bytes"] * 7 // 8
+        quota = self._ram.knobs()["cache_bytes"]
+        fits = quota > 1.05 * self._sample_bytes * self.samples_count
+        return fits or self._ram.held_bytes < quota * 7 // 8
 
     def _begin(
         self,

@@ -453,7 +453,8 @@ class Decoding(_DecodeThreads):
             except Exception as e:  # noqa: BLE001 - whatever Pillow raises
                 large = isinstance(e, _TooLargeError)
                 why = f"is no picture that can be decoded: {reason}; Pillow: {e}"
-                refused.add(sample, f"is too large: {e}" if large else why, e)
+                larger = f"is too large: {e}: give a larger Images(max_pixels=...)"
+                refused.add(sample, larger if large else why, e)
                 continue
             if mask:
                 refused.add(sample, f"has no mask that can be used: {mask}")

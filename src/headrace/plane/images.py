@@ -35,7 +35,7 @@ _DTYPES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Images:
-    """What pictures become.
+    """What pictures become. Each argument is explained in the documentation, "Pictures and tokens".
 
     Results are those of Pillow 13's `crop` and `resize` (within one level of 255, hardly ever not equal). JPEGs
     of which three times the output and more is needed on each side are decoded at 1/2, 1/4 or 1/8 of their
@@ -74,7 +74,10 @@ class Images:
     """Of the pixels. All but uint8 hold (value / 255 - mean) / std."""
 
     mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Of red, green and blue, of values from 0 to 1."""
+
     std: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    """Likewise; ImageNet's are (0.485, 0.456, 0.406) and (0.229, 0.224, 0.225)."""
 
     layout: Literal["nchw", "nhwc"] = "nchw"
     """Planes of red, green and blue, or three values a pixel (channels last)."""
