@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from pathlib import Path
 
 import pytest
 from posix_placing import Plane
@@ -23,9 +24,11 @@ def files(tmp_path_factory):
     (root / "deep" / "odd name ü\n.dat").write_bytes(b"odd")
     os.symlink("f03.bin", root / "link")
     os.symlink("deep", root / "folder")
-    # Looked at just now: with relatime, reading it changes nothing any more.
-    os.utime(root / "f05.bin", ns=(time.time_ns(), 1_234_567_890_123_456_789))
     (root / "f06.bin").chmod(0o640)
+    # Looked at after it was changed: with relatime, reading it changes nothing any more.
+    for path in filter(Path.is_file, root.rglob("*")):
+        odd = 1_234_567_890_123_456_789 if path.name == "f05.bin" else path.stat().st_mtime_ns
+        os.utime(path, ns=(time.time_ns() + 3_600_000_000_000, odd))
     return root
 
 

@@ -79,7 +79,8 @@ def test_torchruns_that_part_while_a_rank_fails_print_no_stack_of_their_store(la
     script = launch.folder / "uneven.py"
     script.write_text(
         "import os, time\n"
-        "print('level', os.environ.get('TORCH_CPP_LOG_LEVEL'))\n"
+        "level = os.environ.get('TORCH_CPP_LOG_LEVEL')\n"
+        "os.write(1, f'level {level}\\n'.encode())\n"  # two ranks' lines stay whole
         "if os.environ['RANK'] == '0':\n    time.sleep(1.5)\n    os._exit(9)\n"
     )
     launch.start("--ranks-per-node", "1", "--no-daemon", str(script))
