@@ -8,7 +8,6 @@
 #include <memory>
 #include <mutex>
 #include <span>
-#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>

@@ -83,8 +83,8 @@ def job_report(
     if failed:
         document["hint"] = f"see what it printed last: headrace cluster logs {name} --lines 50"
         rows.append(("hint", document["hint"]))
-    told = [f"  {label:<12} {text}" for label, text in rows]
-    output.result(document, *report.text().splitlines(), *told)
+    lines = (f"  {label:<12} {text}" for label, text in rows)
+    output.result(document, *report.text().splitlines(), *lines)
 
 
 def report(

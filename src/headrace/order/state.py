@@ -171,13 +171,13 @@ class OrderState:
         if self.order_digest != order.digest():
             own = order.describe()
             tokens, own_tokens = self.window_tokens, window_tokens_of(own)
-            told = {unit_of(own) if name == "samples" else name: own[name] for name in own}
+            parameters = {unit_of(own) if name == "samples" else name: own[name] for name in own}
             step = "Resume with the same order and the same parameters."
             if tokens != own_tokens and tokens and own_tokens:
                 step = f"Resume with length={tokens}."
             raise StateMismatch(
                 f"state was saved with order {self.order_digest}{_windows(tokens)}, this order is "
-                f"{order.digest()}{_windows(own_tokens)}: {told}.",
+                f"{order.digest()}{_windows(own_tokens)}: {parameters}.",
                 next_step=step + (_NEW_PROPORTIONS if self.basis else ""),
             )
         if self.position > order.length:

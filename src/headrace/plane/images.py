@@ -221,14 +221,12 @@ class Images:
         expect(some, "keep_bytes", self.keep_bytes, "at least 1")
         augment.check(self)
         _, height, width = self.planes
-        usual_short = self._usual_short
-        keep_short = usual_short if self.keep_short is None else self.keep_short
         return _native.PictureRecipe.make(
             height=height,
             width=width,
             crop=self.crop,
-            short_side=usual_short if self.short is None else self.short,
-            keep_short=0 if self.keep is None else max(1, keep_short),
+            short_side=self._usual_short if self.short is None else self.short,
+            keep_short=0 if self.keep is None else self._kept_short,
             area=self.scale,
             aspect=self.ratio,
             flip=_probability(self.flip),
@@ -246,9 +244,8 @@ class Images:
 
     def kept(self, part_names: Sequence[str]) -> Images:
         """What is done to a picture of `keep="decoded"` once: the same for all recipes that may share it."""
-        short = 0 if self.keep_short is None else self.keep_short
         return Images(
-            size=1, keep="decoded", keep_short=max(1, short or self._usual_short),
+            size=1, keep="decoded", keep_short=self._kept_short,
             filter=self.filter, exact=self.exact, orient=self.orient, background=self.background,
             max_pixels=self.max_pixels, part=part_names[self.part_of(part_names)],
         )  # fmt: skip
@@ -256,6 +253,10 @@ class Images:
     @property
     def _usual_short(self) -> int:
         return round(max(self.planes[1:]) * 8 / 7)
+
+    @property
+    def _kept_short(self) -> int:
+        return max(1, self._usual_short if self.keep_short is None else self.keep_short)
 
     def steps(
         self, seed: int, epoch: int, indices: NDArray[np.int64]

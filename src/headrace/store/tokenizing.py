@@ -121,11 +121,11 @@ def tokenize(
     texts = _Texts(listed, chosen, encoder, field)
     width = np.dtype(encoder.dtype).itemsize
 
-    told = reporter(progress, "tokenizing", "tokens")
+    report_progress = reporter(progress, "tokenizing", "tokens")
 
     def tell(_documents: int, _of: int | None, nbytes: int, _all: int | None) -> None:
-        if told is not None:
-            told(nbytes // width, None, nbytes, None)
+        if report_progress is not None:
+            report_progress(nbytes // width, None, nbytes, None)
 
     return pack(
         texts.stream(), target, overwrite=overwrite, resume=resume, on_error=on_error,

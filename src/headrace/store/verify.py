@@ -145,7 +145,7 @@ def verify(
         StoreError: volumes lie outside its folder, and nobody on this machine has agreed to that.
         CorruptStore: `store.json` itself is damaged, so nothing else can be checked.
     """
-    started, told = time.monotonic(), reporter(progress, "verifying")
+    started, report_progress = time.monotonic(), reporter(progress, "verifying")
     where = local_path(path)
     engine: RemoteEngine | None = None
     if is_url(where) or storage_options is not None:
@@ -164,9 +164,9 @@ def verify(
                     report.checked_bytes += done.checked_bytes
                     report.unchecked_samples += done.unchecked_samples
                     report.bad_samples += done.bad_samples
-                    if told is not None:
+                    if report_progress is not None:
                         seen = report.checked_samples + report.unchecked_samples
-                        told(seen, report.samples, report.checked_bytes, None)
+                        report_progress(seen, report.samples, report.checked_bytes, None)
         report.seconds = time.monotonic() - started
         return report
     finally:

@@ -244,17 +244,18 @@ def _cut(facts: Mapping[str, Any], events: list[dict[str, Any]], end: int, size:
         return f"it was cut off in the middle: the last {size - end:,} bytes are no whole chunk"
     last = next((event for event in reversed(events) if event["kind"] == "end"), None)
     if last is None:
-        if facts["machine"] != this_host():
-            return "the process has not ended yet, or was killed"
+        unknown = "the process has not ended yet, or was killed"
+        if facts["machine"] != this_host() or not facts["started"] or not facts["pid"]:
+            return unknown
+        if start_time(facts["pid"]) == facts["started"]:
+            return "the process has not ended yet"
         try:
-            os.kill(facts["pid"] or os.getpid(), 0)
-        except ProcessLookupError:
-            goes_on = False
-        except OSError:  # somebody else's, of which little is to be seen
-            return "the process has not ended yet, or was killed"
-        else:
-            goes_on = start_time(facts["pid"]) == facts["started"]
-        return "the process has not ended yet" if goes_on else "the process was killed, or crashed"
+            os.kill(facts["pid"], 0)
+        except PermissionError:  # somebody else's, of which little is to be seen
+            return unknown
+        except OSError:
+            pass
+        return "the process was killed, or crashed"
     why = str(last.get("why", ""))[:_TEXT_MAX]
     return "" if why in ("closed", "exit") else why
 
