@@ -23,7 +23,9 @@ namespace headrace {
 
 class Arena;
 
-enum class Memory { kPrivate, kShared };
+// kSharedSmallPages: for what is filled once and kept. Looking for huge pages would hold up whoever
+// reads meanwhile.
+enum class Memory { kPrivate, kShared, kSharedSmallPages };
 
 // An arena that retains so much unmaps nothing while it lives: for buffers that somebody has
 // page-locked, who must unlock them first.

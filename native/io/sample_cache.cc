@@ -55,7 +55,7 @@ SampleCache::SampleCache(uint64_t samples, uint64_t parts, uint64_t quota_bytes,
     : samples_(samples),
       parts_(parts),
       // What is given back is never used again: others may still look at it.
-      memory_(Arena::make(0, memory)),
+      memory_(Arena::make(0, memory == Memory::kShared ? Memory::kSharedSmallPages : memory)),
       delivered_(
           Arena::make(memory == Memory::kShared ? kSharedRetained : kDeliveredRetained, memory)),
       quota_bytes_(quota_bytes) {}
