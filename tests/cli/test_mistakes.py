@@ -13,6 +13,7 @@ import pytest
         ("doctor photos --seconds nan", 2, "nan, expected a number, 0.2 to 3600"),
         ("doctor photos --workers 2000", 2, "2000, expected a whole number, 0 to 1024"),
         ("pak photos new.hr", 2, "No such command 'pak'. Did you mean 'pack'?"),
+        ("compare-runs a b c", 2, "of `headrace launch`), B (Another run's)."),
         ("explain", 2, "No such command 'explain'. `headrace top` says"),
         ("launch nothere.py", 3, "next: Check the path: headrace launch SCRIPT.py"),
         ("export nothere", 3, "next: Check the path"),

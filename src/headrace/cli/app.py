@@ -176,12 +176,16 @@ def _coerce_plainly(command: Any) -> None:
 
 
 def _name_all_words(error: Any) -> None:
-    """Of `SOURCE... TARGET` the last word given is the target: say that both are missing, not the source."""
-    missing = getattr(error, "param", None)
-    if missing is None or missing.param_type_name != "argument" or missing.nargs != -1:
-        return
-    arguments = (p for p in error.ctx.command.params if p.param_type_name == "argument")
-    error.param_hint = error.param_hint or f"'{' '.join(each.metavar for each in arguments)}'"
+    """Say which words a command takes, where there are too few of `SOURCE... TARGET`, or too many."""
+    missing, context = getattr(error, "param", None), getattr(error, "ctx", None)
+    parameters = context.command.params if context is not None else ()
+    arguments = [each for each in parameters if each.param_type_name == "argument"]
+    if missing in arguments and missing.nargs == -1:
+        # The last word given is the target: both are missing, not the source.
+        error.param_hint = error.param_hint or f"'{' '.join(each.metavar for each in arguments)}'"
+    elif arguments and error.message.startswith("Got unexpected extra argument"):
+        taken = ", ".join(f"{each.metavar} ({(each.help or '').rstrip('.')})" for each in arguments)
+        error.message += f": {context.command_path} takes {taken}."
 
 
 _NO_EXPLAIN = (

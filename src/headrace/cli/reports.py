@@ -328,8 +328,10 @@ def _print_usage(output: Output, figures: UsageTable) -> None:
 
 
 def compare_runs(
-    a: Path = Argument(..., metavar="A", help="A run's manifest."),
-    b: Path = Argument(..., metavar="B", help="Another one's."),
+    a: Path = Argument(
+        ..., metavar="A", help="A run's manifest: headrace-runs/17-0.json, of `headrace launch`."
+    ),
+    b: Path = Argument(..., metavar="B", help="Another run's."),
     *,
     everything: bool = Option(False, "--all", help="Also what is only another time or place."),
     output: JsonOutput,
