@@ -177,7 +177,8 @@ def _coerce_plainly(command: Any) -> None:
 
 def _name_all_words(error: Any) -> None:
     """Say which words a command takes, where there are too few of `SOURCE... TARGET`, or too many."""
-    missing, context = getattr(error, "param", None), getattr(error, "ctx", None)
+    missing: Any = getattr(error, "param", None)
+    context: Any = getattr(error, "ctx", None)
     parameters = context.command.params if context is not None else ()
     arguments = [each for each in parameters if each.param_type_name == "argument"]
     if missing in arguments and missing.nargs == -1:
