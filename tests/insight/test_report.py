@@ -126,10 +126,47 @@ def test_a_slower_rank_is_called_by_its_number(tmp_path):
 
     run.epoch(0, change=change).close()
     figures = run_figures(str(tmp_path / "run"))
-    assert figures.causes[Cause.SLOW_RANK] > 0
+    # What a rank waits for another comes after its batch: no part of the seconds that are divided.
+    assert sum(figures.causes.values()) == pytest.approx(figures.of("waited_s"))
+    assert figures.slower_s == pytest.approx(16.5 * 2 * (0.03 + 0.02), rel=0.05)
+    assert "s for slower ranks." in "\n".join(report_lines(figures))
     told = [each for each in figures.verdict.evidence if "another still waited" in each]
     assert told
     assert told[0].endswith("(rank 2)")
+
+
+def test_a_rank_is_not_compared_with_another_start_of_the_run(tmp_path):
+    """Two starts count their steps from 0: both ranks wait in even steps of one, in odd steps of the other."""
+
+    def change(odd):
+        def rows_of(_, rows):
+            late = np.where(np.arange(len(rows)) % 2 == odd, 0.05, 0.0)
+            rows["waited_s"] = 0
+            rows["waited_s"][:, PHASES.index("read")] = late
+            rows["asked_s"] = rows["asked_s"][0] + 0.1 * np.arange(len(rows))
+            rows["delivered_s"] = rows["asked_s"] + late
+
+        return rows_of
+
+    for start in range(2):
+        made = Loaders(tmp_path / "run", samples=1600, began=1.8e9 + 60 * start)
+        made.epoch(0, change=change(start)).close("")
+    assert run_figures(str(tmp_path / "run")).slower_s == 0
+
+
+def test_a_stall_that_costs_nearly_nothing_has_no_cause_to_speak_of(tmp_path):
+    def change(_, rows):
+        rows["waited_s"] *= 0.01
+        rows["delivered_s"] = rows["asked_s"] + 0.0001
+
+    made = Loaders(tmp_path / "run", samples=1600)
+    made.epoch(0, change=change).close()
+    figures = run_figures(str(tmp_path / "run"))
+    assert stall_of(figures.total) < 0.01
+    page, text = report_page(figures), "\n".join(report_lines(figures))
+    for shown in (page, text):
+        assert "No stall worth naming: 10 ms of all ranks together, 0.3 % of their time." in shown
+    assert "What was waited for" not in page + text
 
 
 def test_colours_of_causes_are_their_own_as_far_as_there_are_colours():

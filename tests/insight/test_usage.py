@@ -85,6 +85,16 @@ def test_jobs_that_hardly_waited_are_counted_as_left_out():
     assert "no job is known to have waited 1% of its time" in starving_of(long, 0.0, HOUR).answer
 
 
+def test_a_stall_of_nearly_nothing_has_no_cause_in_the_report():
+    job = record("1", gpu_h=0.0)
+    job.figures |= {("stall_s", "decode", "/data"): 0.131, ("worked_s", "", ""): 40.0}
+    text = JobReport(job).text()
+    assert "waited 0.1 s" in text
+    assert "decode" not in text
+    job.figures["worked_s", "", ""] = 10.0
+    assert "stall        decode 100%" in JobReport(job).text()
+
+
 def test_a_few_steps_are_said_to_be_few():
     short = record("1", gpu_h=0.0)
     short.figures |= {("stall_s", "decode", ""): 2.0, ("batches", "", ""): 1.0}

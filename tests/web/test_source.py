@@ -185,6 +185,7 @@ def test_a_job_over_time(history):
     assert [(place, share) for _, place, share in page["ranks"]] == [("n1", 0.5), ("n2", 0.1)]
     assert page["running"] is True
     assert page["facts"]["partition"] == "gpux4"
+    assert page["named"] is True
     assert watching(history).job("99") is None
     assert watching(history).job("") is None
 

@@ -143,6 +143,9 @@ class Cause(StrEnum):
     )
 
 
+WORTH_NAMING: Final = 0.01
+"""Who waits for a smaller share of its time has no cause to speak of."""
+
 _WORDS: Final = {**{cause.value: cause for cause in Cause}, "limit": Cause.PREFETCH}
 """By word; `limit` was a loader's own buffer in 0.1, and the controller's share where a node daemon said it."""
 

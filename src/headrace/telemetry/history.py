@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from headrace.base.causes import Cause, cause_of
+from headrace.base.causes import WORTH_NAMING, Cause, cause_of
 from headrace.base.job import clean
 from headrace.errors import TelemetryError
 from headrace.runtime import agent_sockets, checked
@@ -268,7 +268,7 @@ def stalls(history: Path | str, seconds: float = RECENT_S) -> dict[str, Stall]:
     by_name: dict[str, Stall] = {}
     for record in open_history(history).records(now_s - seconds, now_s + 60):
         if (share := record.stall) is not None:
-            cause = next(iter(record.waited), "") if share > 0.01 else ""
+            cause = next(iter(record.waited), "") if share >= WORTH_NAMING else ""
             stall = Stall(share, cause, record.measured)
             by_name |= {name: stall for name in (record.job_id, record.alias) if name}
     return by_name

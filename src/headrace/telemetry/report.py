@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.base.causes import Cause
+from headrace.base.causes import WORTH_NAMING, Cause
 from headrace.base.text import bytes_text, counted, duration_text
 from headrace.errors import TelemetryError
 from headrace.plane.stage import TIER_WORDS
@@ -181,8 +181,9 @@ class JobReport:
             for kind, seconds in zip(WASTE, use.waste, strict=True)
             if seconds > 0.005 * max(use.gpu.had, use.seconds)
         ]
-        # What hardly waits by inference, or for how long nobody knows, has no causes to speak of.
-        waits = record.stall is not None and (record.measured or record.stall >= LITTLE)
+        # What hardly waits, or for how long nobody knows, has no causes to speak of; inferred, less is noise.
+        least = WORTH_NAMING if record.measured else LITTLE
+        waits = record.stall is not None and record.stall >= least
         lost_on = {name or "?": s for name, s in record.lost_by_file_system.items()}
         return [
             ("GPU-hours", hours),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from headrace.base.causes import WORTH_NAMING
 from headrace.cluster.snapshot import is_away, queue_board
 from headrace.telemetry.report import JobReport, hint_of
 
@@ -225,9 +226,6 @@ def _nodes(nodes: Iterable[NodeBox]) -> dict[str, Any]:
     }
 
 
-LITTLE = 0.03  # who waits for less than this share of its time has no cause to speak of
-
-
 @dataclass(frozen=True, slots=True)
 class ClusterLayout:
     """Nodes and who is on them."""
@@ -343,7 +341,7 @@ def cluster_of(
 def _box(job: JobBox, record: JobRecord | None) -> JobBox:
     if record is None:
         return job
-    waits = (record.stall or 0.0) >= LITTLE
+    waits = (record.stall or 0.0) >= WORTH_NAMING
     systems = [name for name in record.lost_by_file_system if name]
     return replace(
         job, name=job.name or record.name, user=job.user or record.user,
@@ -381,6 +379,7 @@ def job_page(
     return {
         "facts": facts | {"gpus": round(record.total("gpus"))},
         "running": running,
+        "named": (record.stall or 0.0) >= WORTH_NAMING,  # whether its causes are worth naming
         "now": now,
         "times": [round(at, 3) for at, _, _ in over_time],
         "use": [_share(r.gpu_use) for _, r, _ in over_time],

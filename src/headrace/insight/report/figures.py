@@ -371,7 +371,9 @@ class TraceFigures:
     """Of one rank over time: name to (Unix time, value)."""
     latencies: list[Latencies] = field(default_factory=list)  # of reads, over time, all ranks
     causes: dict[Cause, float] = field(default_factory=dict)
-    """Seconds of all ranks by cause, the largest first."""
+    """Seconds of all ranks by cause, the largest first: they add up to what was waited."""
+    slower_s: float = 0.0
+    """For so long, about, ranks that had their data waited for slower ones; no part of what was waited."""
     verdict: Verdict | None = None  # of the rank that waited most; None: no steps
     notes: list[str] = field(default_factory=list)  # what is not as it should be with the traces
     hosts: int = 0
@@ -433,7 +435,7 @@ def run_figures(folder: str) -> TraceFigures:
     run = TraceFigures(folder, run_facts(folder))
     loaders: dict[tuple[str, ...], TraceGroup] = {}
     ranks: dict[int, TraceGroup] = {}
-    judged: dict[tuple[str, ...], list[_Judged]] = {}
+    judged: dict[tuple[str, ...], list[_JudgedTrace]] = {}
     notes = Counter[str]()
     for trace in rank_traces(folder):
         run.traces += 1
@@ -450,7 +452,7 @@ def run_figures(folder: str) -> TraceFigures:
         waited_s = float(columns_of(curves.total, "waited_s")[0])
         most = judged.setdefault(alike, [])
         last = trace.steps[-_JUDGED_STEPS:].copy()
-        one = (waited_s, -run.traces, trace.rank, last, evidence)
+        one = _JudgedTrace(waited_s, -run.traces, curves, last, evidence)
         (heapq.heappush if len(most) < _JUDGED_RANKS else heapq.heappushpop)(most, one)
         run.decisions += decisions_of(trace)
         run.latencies += latencies_of(trace)
@@ -466,12 +468,17 @@ def run_figures(folder: str) -> TraceFigures:
     run.decisions = sorted(run.decisions, key=lambda one: one.at_unix_s)[:_DECISIONS_MOST]
     run.notes = [f"{what}: {count} of {run.traces} traces" for what, count in notes.most_common(20)]
     if by_seconds:
+        run.causes = {cause: s for cause, s in causes_of(run.total).items() if s > 0}
         _judge(run, judged[by_seconds[0]])
     return run
 
 
-_Judged = tuple[float, int, int, "NDArray[np.void]", "Evidence"]
-"""Of a rank: (seconds waited, less the number of its trace, rank, its last steps, evidence)."""
+class _JudgedTrace(NamedTuple):
+    waited_s: float
+    order: int  # less its number: breaks ties
+    curves: Curves
+    steps: NDArray[np.void]  # its last
+    evidence: Evidence
 
 
 def _note(trace: RankTrace, notes: Counter[str]) -> None:
@@ -484,26 +491,31 @@ def _note(trace: RankTrace, notes: Counter[str]) -> None:
         notes["samples were left out"] += 1
 
 
-def _judge(run: TraceFigures, judged: list[_Judged]) -> None:
-    """Divide what was waited among its causes.
+def _judge(run: TraceFigures, judged: list[_JudgedTrace]) -> None:
+    """Why the rank that waited most waited, and how long ranks waited for slower ones.
 
     Each step says why it waited itself. That a rank waited for a slower one is seen only where ranks are
-    compared: its share is that of the last steps of some.
+    compared: over the last steps of some.
     """
-    judged = sorted(judged, key=lambda one: one[:2], reverse=True)
-    judged_s = slower_s = 0.0
-    for waited_s, _, rank, steps, evidence in judged:
-        # A rank has several traces where it was resumed: it does not wait for itself.
-        others = {other: theirs for _, _, other, theirs, _ in judged if other != rank}
-        verdict = verdict_of(steps, evidence, others)
+    slower_s = steps = 0.0
+    for one in sorted(judged, key=lambda one: one[:2], reverse=True):
+        # Steps of another start of the run have the same numbers: the trace that ran beside this one counts.
+        beside = [(_together_s(one.curves, each.curves), each) for each in judged]
+        others = {
+            each.curves.rank: each.steps
+            for seconds, each in sorted(beside, key=lambda pair: pair[0])
+            if seconds > 0 and each.curves.rank != one.curves.rank
+        }
+        verdict = verdict_of(one.steps, one.evidence, others)
         run.verdict = run.verdict or verdict
-        judged_s += waited_s
-        slower_s += waited_s * verdict.share(Cause.SLOW_RANK)
-    slower = slower_s / judged_s if judged_s > 0 else 0.0
-    causes = {cause: (1.0 - slower) * seconds for cause, seconds in causes_of(run.total).items()}
-    causes[Cause.SLOW_RANK] = slower * run.of("waited_s")
-    largest = sorted(causes.items(), key=lambda item: -item[1])
-    run.causes = {cause: seconds for cause, seconds in largest if seconds > 0}
+        slower_s += verdict.causes.get(Cause.SLOW_RANK, 0.0)
+        steps += len(one.steps)
+    run.slower_s = slower_s * run.of("steps") / steps
+
+
+def _together_s(one: Curves, other: Curves) -> float:
+    """For how long both delivered; less than 0: never."""
+    return float(min(one.times[-1], other.times[-1]) - max(one.times[0], other.times[0]))
 
 
 def _by_name(

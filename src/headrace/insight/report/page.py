@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from headrace.base.causes import Cause
+from headrace.base.causes import WORTH_NAMING, Cause
 from headrace.base.text import (
     bytes_text,
     counted,
@@ -114,8 +114,8 @@ def stall_strip(run: TraceFigures) -> str:
         f"Of each step's time, over {counted(ranks, 'rank')}, by why it waited: the rest is the "
         "training's own work."
     )
-    if Cause.SLOW_RANK in run.causes:
-        caption += " Waiting for a slower rank is part of that work here: it comes after the batch."
+    if run.slower_s:
+        caption += " Waiting for a slower rank is part of that work: it comes after the batch."
     return charts.figure("Stall by step", drawn, tables, caption)
 
 
@@ -357,7 +357,7 @@ def headline(run: TraceFigures) -> str:
     stall = stall_of(run.total)
     together = len(run.loaders) > 1
     all_of = f" All {len(run.loaders)} loaders count; explain(loader) tells of one." * together
-    if stall < 0.01:
+    if stall < WORTH_NAMING:
         share = percent_text(stall)
         return f"Data was there in time: {share} of the ranks' time went to waiting for it.{all_of}"
     lost = stall * len(run.ranks)
@@ -412,10 +412,18 @@ def _verdict(run: TraceFigures) -> Iterator[str]:
         for cause, seconds in run.causes.items()
         if seconds >= 0.0005 * waited_s
     ]
-    parts = [charts.Part(cause_word(cause), s, share, colours[cause]) for cause, s, share in named]
-    yield "<h2>Why it waited</h2>" + charts.stacked("What was waited for, by cause", parts)
-    yield f"<p>{safe(next(iter(run.causes)).sentence)}</p>"
-    if verdict.evidence:
+    rows = [
+        (cause_word(cause), duration_text(s), share, cause.sentence) for cause, s, share in named
+    ]
+    heads = ["cause", "waited", "of the wait", "what that means"]
+    table = charts.behind(charts.table(heads, rows, words=True))
+    yield "<h2>Why it waited</h2>"
+    named_cause = stall_of(run.total) >= WORTH_NAMING
+    if named_cause:
+        parts = [charts.Part(cause_word(c), s, share, colours[c]) for c, s, share in named]
+        yield charts.stacked("What was waited for, by cause", parts)
+    yield f"<p>{safe(next(iter(run.causes)).sentence if named_cause else _no_stall(run))}</p>"
+    if verdict.evidence and named_cause:
         yield "<ul>" + "".join(f"<li>{safe(one)}</li>" for one in verdict.evidence) + "</ul>"
     if verdict.action:
         action = verdict.action[:1].upper() + verdict.action[1:].rstrip(".") + "."
@@ -426,13 +434,20 @@ def _verdict(run: TraceFigures) -> Iterator[str]:
         yield f"<p><strong>What to do:</strong> {marked(action)}</p>"
     yield (
         f'<p class="soft">Confidence {100 * verdict.confidence:.0f} %; evidence and advice are those of the '
-        "rank that waited most, over its last steps.</p>"
+        f"rank that waited most, over its last steps. {_counted(run)}</p>{table}"
     )
-    rows = [
-        (cause_word(cause), duration_text(s), share, cause.sentence) for cause, s, share in named
-    ]
-    heads = ["cause", "waited", "of the wait", "what that means"]
-    yield charts.behind(charts.table(heads, rows, words=True))
+
+
+def _no_stall(run: TraceFigures) -> str:
+    waited, share = seconds_text(run.of("waited_s")), percent_text(stall_of(run.total))
+    return f"No stall worth naming: {waited} of all ranks together, {share} of their time."
+
+
+def _counted(run: TraceFigures) -> str:
+    """What the causes are shares of."""
+    slower = f", and about {duration_text(run.slower_s)} for slower ranks" if run.slower_s else ""
+    waited = duration_text(run.of("waited_s"))
+    return f"Shares are of the {waited} that steps of all ranks waited for their own data{slower}."
 
 
 def _about(run: TraceFigures) -> Iterator[str]:
@@ -492,7 +507,9 @@ def _blocks(run: TraceFigures) -> Iterator[Iterable[str]]:
     assert run.main is not None
     yield (f"  {value:<14} {what}" for value, what in cards(run))
     waited_s, verdict = run.of("waited_s"), run.verdict
-    if waited_s > 0:
+    if waited_s > 0 and stall_of(run.total) < WORTH_NAMING:
+        yield (_no_stall(run),)
+    elif waited_s > 0:
         share = {
             cause: percent_text(s / waited_s)
             for cause, s in run.causes.items()
@@ -503,12 +520,13 @@ def _blocks(run: TraceFigures) -> Iterator[Iterable[str]]:
         yield (
             "What was waited for:",
             *(f"  {s:>7}  {cause_word(cause):<10} {cause.sentence}" for cause, s in share.items()),
+            _counted(run),
             f"What the awaited batches were doing: {doing}",
         )
-        if verdict is not None and verdict.action:
-            saved = f"{seconds_text(verdict.gain_s)} of {seconds_text(verdict.stall_s)}"
-            gain = f"  expected to save {saved} ({verdict.gain_from})"
-            yield f"What to do: {verdict.action}", *((gain,) if verdict.gain_s > 0 else ())
+    if waited_s > 0 and verdict is not None and verdict.action:
+        saved = f"{seconds_text(verdict.gain_s)} of {seconds_text(verdict.stall_s)}"
+        gain = f"  expected to save {saved} ({verdict.gain_from})"
+        yield f"What to do: {verdict.action}", *((gain,) if verdict.gain_s > 0 else ())
     if tiers := tiers_of(run.total):
         each = (f"{TIER_WORDS[tier]} {bytes_text(count)}" for tier, count in tiers.items())
         yield (f"Bytes came from: {', '.join(each)}",)
@@ -558,6 +576,7 @@ def report_document(run: TraceFigures) -> dict[str, Any]:
         "steps": int(run.of("steps")),
         "samples": int(run.of("samples")),
         "phases_s": phases_of(run.total),
+        "slower_rank_s": run.slower_s,
         "causes_s": {cause.value: seconds for cause, seconds in run.causes.items()},
         "verdict": None if run.verdict is None else run.verdict.as_dict(),
         "bytes_by_tier": tiers_of(run.total),

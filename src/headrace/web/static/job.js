@@ -42,7 +42,7 @@ function show() {
   if (open) parts.tables.firstChild.open = true;
   ranks();
   const total = Object.values(f.stall_s).reduce((a, b) => a + b, 0);
-  fill(parts.causes, total ? h("ul", { class: "keys" }, Object.entries(f.stall_s).filter(([, s]) => s >= 0.0005 * total).sort((a, b) => b[1] - a[1]).map(([cause, s]) => h("li", {}, h("i", { class: causeColour(cause) }), `${causeName(cause)} ${percent(s / total)}`, causeText(cause) && `: ${causeText(cause)}`))) : h("p", { class: "empty" }, "Nothing, as far as is known."));
+  fill(parts.causes, total && !page.named ? h("p", { class: "empty" }, `No stall worth naming: ${seconds(total)} of all its steps together.`) : total ? h("ul", { class: "keys" }, Object.entries(f.stall_s).filter(([, s]) => s >= 0.0005 * total).sort((a, b) => b[1] - a[1]).map(([cause, s]) => h("li", {}, h("i", { class: causeColour(cause) }), `${causeName(cause)} ${percent(s / total)}`, causeText(cause) && `: ${causeText(cause)}`))) : h("p", { class: "empty" }, "Nothing, as far as is known."));
   fill(parts.facts, [["User", f.user], ["Account", f.account], ["Partition", f.partition], ["Began", day(f.first_s)], ["Restarts", f.restarts ? count(f.restarts) : ""], ["Nodes", f.nodes.slice(0, 12).join(", ") + (f.node_count > 12 ? ` and ${f.node_count - 12} more` : "")], ["Lost on", Object.entries(f.gpu_hours_lost_by_file_system).filter(([n, v]) => n && v > 0).map(([n, v]) => `${n} ${hours(v)} GPU-h`).join(", ")], ["Read", f.read_bytes ? bytes(f.read_bytes) : ""], ["Known by", f.quality === "measured" ? "measuring" : "inferring: it does not read through headrace"]].filter((r) => r[1]).map(([t, d]) => [h("dt", {}, t), h("dd", {}, d)]));
   document.body.dataset.looks = String(Number(document.body.dataset.looks || 0) + 1);
 }
