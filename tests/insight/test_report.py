@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from bench.test_report_page import LOOKS, TEXTS
 from headrace.base.causes import Cause
 from headrace.cli.app import app
+from headrace.insight.epoch_proof import verify_epochs
 from headrace.insight.report.figures import (
     CAUSES,
     COLUMNS,
@@ -23,7 +24,9 @@ from headrace.insight.report.page import report_document, report_lines, report_p
 from headrace.pages.html import STYLE
 from headrace.plane.batch_trace import PHASES, STEP
 from headrace.plane.stage import TIERS, latency_bucket
-from traces.runs import Loaders, made_run
+from headrace.trace import read_run
+from headrace.trace.format import TraceFile
+from traces.runs import Loaders, about, made_run, steps_of
 
 HOSTILE = '<script>alert(1)</script>"\u202e\x1b[2J\ud800&amp;'
 
@@ -152,6 +155,43 @@ def test_a_rank_is_not_compared_with_another_start_of_the_run(tmp_path):
         made = Loaders(tmp_path / "run", samples=1600, began=1.8e9 + 60 * start)
         made.epoch(0, change=change(start)).close("")
     assert run_figures(str(tmp_path / "run")).slower_s == 0
+
+
+@pytest.mark.parametrize("world", [2, 1], ids=["same ranks", "fewer ranks"])
+def test_a_run_that_was_started_again_says_so(tmp_path, world):
+    """Two ranks are killed after 20 steps of an epoch, and the run goes on from step 15, 12 s later."""
+    first = Loaders(tmp_path / "run", samples=1600)
+    first.epoch(0, stop=20).close("")
+    lasted_s = first.at_s - 100.0
+    again = Loaders(tmp_path / "run", samples=1600, world=world, began=1.8e9 + lasted_s + 12)
+    again.epoch(0, begin=15 * 32).epoch(1).close()
+    figures = run_figures(str(tmp_path / "run"))
+    proof = verify_epochs(read_run(str(tmp_path / "run")))
+    assert figures.again == proof.loaders[0].history.again == 10
+    ((begin_s, end_s),) = figures.pauses
+    assert end_s - begin_s == pytest.approx(12, abs=0.2)
+    said = " s: the run was started again. 10 steps came again after that"
+    assert said in report_page(figures)
+    assert said in next(report_lines(figures))
+    document = report_document(figures)
+    assert document["steps_again"] == 10
+    assert document["without_ranks_s"] == pytest.approx(12, abs=0.2)
+
+
+def test_loaders_one_after_the_other_are_no_new_start(tmp_path):
+    made = Loaders(tmp_path / "run", samples=160)
+    made.epoch(0)
+    for rank, file in enumerate(made.files):
+        file.close("end")
+        header = {**about(made.order, made.slices[rank]), "began_unix_s": 1.8e9 + 60, "began_s": 160.0,
+                  "process": f"{rank}"}  # fmt: skip
+        later = [TraceFile(str(tmp_path / "run"), rank, header, 1 << 30) for _ in range(2)]
+        for at, each in enumerate(later):
+            each.steps(steps_of(made.order, made.slices[rank], 0, asked_s=160.0 + 60 * at))
+            each.close("exit")
+    figures = run_figures(str(tmp_path / "run"))
+    assert len(figures.pauses) == 1  # another process went on, once
+    assert figures.pauses[0][1] == 1.8e9 + 60
 
 
 def test_a_stall_that_costs_nearly_nothing_has_no_cause_to_speak_of(tmp_path):

@@ -19,6 +19,7 @@ import numpy as np
 from headrace.base.causes import Cause
 from headrace.control.stalls import Evidence, verdict_of
 from headrace.control.stalls.verdict import causes_by_step
+from headrace.insight.report.starts import pauses_between, restart_text, steps_again
 from headrace.plane.batch_trace import PHASES
 from headrace.plane.stage import KNOBS, LATENCY_BUCKETS, TIER_WORDS, TIERS
 from headrace.trace.format import finite
@@ -143,12 +144,17 @@ def stall_of(sums: NDArray[np.float64]) -> float:
 
 
 class EpochSum(NamedTuple):
-    """One epoch, on a rank or on all: its sums by `COLUMNS`, and when it was gone through, in Unix time."""
+    """One epoch, on a rank or on all: its sums by `COLUMNS`, and when it was gone through, in Unix time.
+
+    `first` and `last` are the positions at which its first and its last step begin.
+    """
 
     epoch: int
     sums: NDArray[np.float64]
     began_s: float
     ended_s: float
+    first: float = 0.0
+    last: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -170,6 +176,8 @@ class Curves:
     """One trace, of bounded size."""
 
     rank: int
+    world_size: int
+    process: str  # see `RankTrace`
     times: NDArray[np.float64]  # Unix seconds, shape (points,)
     over_time: NDArray[np.float64]  # sums up to these, shape (points, columns)
     ordinals: NDArray[np.float64]  # steps of this trace, shape (points,)
@@ -192,7 +200,8 @@ def curves_of(trace: RankTrace, evidence: Evidence) -> Curves:
     times, over_time = _over_time(steps, sums, worked_s)
     slowest = np.argsort(steps["asked_s"] - steps["delivered_s"], kind="stable")[:SLOWEST]
     return Curves(
-        rank=trace.rank, times=times + (trace.began_unix_s - trace.began_s),
+        rank=trace.rank, world_size=trace.world_size, process=trace.process or trace.path,
+        times=times + (trace.began_unix_s - trace.began_s),
         over_time=over_time, ordinals=ordinals, over_steps=sums[ordinals.astype(np.int64)],
         epochs=epochs, slowest=steps[slowest], total=sums[-1],
     )  # fmt: skip
@@ -263,7 +272,10 @@ def _epochs(
     sums = np.add.reduceat(amounts[order], begins, axis=0)
     began = np.minimum.reduceat(steps["asked_s"][order], begins) + offset_s
     ended = np.maximum.reduceat(steps["delivered_s"][order], begins) + offset_s
-    each = zip(numbers.tolist(), sums, began.tolist(), ended.tolist(), strict=True)
+    first = np.minimum.reduceat(steps["position"][order], begins).astype(float)
+    last = np.maximum.reduceat(steps["position"][order], begins).astype(float)
+    spans = (each.tolist() for each in (began, ended, first, last))
+    each = zip(numbers.tolist(), sums, *spans, strict=True)
     return [EpochSum(*one) for one in islice(each, _EPOCHS_MAX)]
 
 
@@ -375,6 +387,9 @@ class TraceFigures:
     slower_s: float = 0.0
     """For so long, about, ranks that had their data waited for slower ones; no part of what was waited."""
     verdict: Verdict | None = None  # of the rank that waited most; None: no steps
+    pauses: list[tuple[float, float]] = field(default_factory=list)
+    """Unix times between which no rank had a step, since the run was started again."""
+    again: int = 0  # steps that came again in a later start
     notes: list[str] = field(default_factory=list)  # what is not as it should be with the traces
     hosts: int = 0
     traces: int = 0
@@ -401,6 +416,11 @@ class TraceFigures:
         """From the first step to the last."""
         first, last = self.span_s
         return last - first
+
+    @property
+    def restart(self) -> str:
+        """What is to be said of starts after the first; "" if there were none."""
+        return restart_text(self.pauses, self.again, self.span_s[0])
 
     def of(self, name: str) -> float:
         """A column of the total."""
@@ -464,6 +484,8 @@ def run_figures(folder: str) -> TraceFigures:
     by_seconds = sorted(loaders, reverse=True, key=seconds.__getitem__)
     run.loaders = [loaders[alike] for alike in by_seconds]
     run.ranks = [ranks[rank] for rank in sorted(ranks)]
+    run.pauses = pauses_between([curve for rank in run.ranks for curve in rank.curves])
+    run.again = sum(steps_again(loader.curves) for loader in run.loaders)
     run.hosts = len({rank.about.host for rank in run.ranks})
     run.decisions = sorted(run.decisions, key=lambda one: one.at_unix_s)[:_DECISIONS_MOST]
     run.notes = [f"{what}: {count} of {run.traces} traces" for what, count in notes.most_common(20)]

@@ -341,6 +341,7 @@ def report_page(run: TraceFigures) -> str:
         f"<h1>{safe(title)}</h1>",
         f'<p class="soft">{safe(_subtitle(run))}</p>',
         f"<p><strong>{safe(headline(run))}</strong></p>",
+        f"<p>{safe(run.restart)}</p>" if run.restart else "",
         card_list(cards(run)),
         *_verdict(run),
         *pictures(run),
@@ -498,7 +499,7 @@ _DECISIONS_SHOWN = 5
 
 def report_lines(run: TraceFigures) -> Iterator[str]:
     """The report in lines, of blocks with an empty line between."""
-    yield headline(run)
+    yield " ".join(filter(None, (headline(run), run.restart)))
     for block in _blocks(run) if run.main is not None else ():
         yield from ("", *block)
 
@@ -574,6 +575,8 @@ def report_document(run: TraceFigures) -> dict[str, Any]:
         "waited_s": run.of("waited_s"),
         "worked_s": run.of("worked_s"),
         "steps": int(run.of("steps")),
+        "steps_again": run.again,
+        "without_ranks_s": sum(end_s - begin_s for begin_s, end_s in run.pauses),
         "samples": int(run.of("samples")),
         "phases_s": phases_of(run.total),
         "slower_rank_s": run.slower_s,
