@@ -264,6 +264,40 @@ def test_two_loaders_of_a_job_are_proved_apart(tmp_path):
     assert [loader.history.about.samples for loader in proof.loaders] == [100, 60]
 
 
+def test_processes_without_ranks_that_run_side_by_side_are_no_resume_of_each_other(tmp_path):
+    """The usual mistake: a job of two processes that was started without its launcher."""
+    for _ in range(2):
+        made_run(tmp_path / "run", world=1)
+    proof = proof_of(tmp_path / "run")
+    assert proof.without_ranks == 2
+    assert [loader.history.again for loader in proof.loaders] == [0, 0]
+    lines = "\n".join(proof_lines(proof))
+    assert "exactly once in 4 whole epochs of 2 processes, each for itself." in lines
+    assert "nothing was shared out" in lines
+
+
+def test_one_process_and_its_resume_are_one(tmp_path):
+    Loaders(tmp_path / "run", world=1).epoch(0, stop=10).close()
+    Loaders(tmp_path / "run", world=1, began=1.8e9 + 60).epoch(0, begin=160).epoch(
+        1, stop=5
+    ).close()
+    proof = proof_of(tmp_path / "run")
+    assert proof.without_ranks == 0
+    *_, last = proof_lines(proof)
+    assert last == (
+        "Proved: every sample came exactly once in 1 whole epoch and, as far as it went, in 1 more"
+        " of one process."
+    )
+
+
+def test_of_an_order_that_is_not_ours_it_is_said_what_came(tmp_path):
+    other = {"described": {}, "order_digest": "", "framework": "torch DataLoader"}
+    made_run(tmp_path / "run", **other)
+    lines = "\n".join(proof_lines(proof_of(tmp_path / "run")))
+    assert "2,000 samples in 128 steps of 2 epochs came" in lines
+    assert "the order is that of torch DataLoader" in lines
+
+
 def test_an_order_that_cannot_be_made_again_is_proved_by_positions(tmp_path):
     made_run(tmp_path / "run", order=Weighted(np.ones(100), seed=1))
     (loader,) = proof_of(tmp_path / "run").loaders
@@ -341,7 +375,7 @@ def test_a_shorter_run_is_compared_as_far_as_it_went(tmp_path):
 
 
 def test_orders_that_are_not_ours_are_compared_rank_by_rank(tmp_path):
-    other = {"order": {}, "order_digest": "", "fingerprint": "", "framework": "torch DataLoader"}
+    other = {"described": {}, "order_digest": "", "framework": "torch DataLoader"}
     made_run(tmp_path / "a", **other)
     made_run(tmp_path / "b", **other)
     assert same(tmp_path / "a", tmp_path / "b").holds

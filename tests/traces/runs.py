@@ -14,12 +14,13 @@ _NUMBERS = count()
 FINGERPRINT = "f" * 16
 
 
-def about(order, slices, **more):
-    """What a loader's trace says of it."""
+def about(order, slices, described=None, **more):
+    """What a loader's trace says of it; `described`: another description of its order."""
     return {
         "rank": slices.rank, "world_size": slices.world_size, "source": "/data/train.hr",
         "framework": "", "fingerprint": FINGERPRINT, "samples": order.samples,
-        "order": order.describe(), "order_digest": order.digest(), "length": order.length,
+        "order": order.describe() if described is None else described,
+        "order_digest": order.digest(), "length": order.length,
         "batch_size": slices.batch_size, "tail": slices.tail, **more,
     }  # fmt: skip
 

@@ -78,7 +78,8 @@ def histories(traces: Iterable[RankTrace]) -> list[LoaderHistory]:
     """What each of a job's loaders delivered, in the order in which they began.
 
     A loader is known by its data and order. A process may have several alike at once: the k-th of each belong
-    together. One that begins when another has ended goes on where that one was.
+    together. One that begins when another has ended goes on where that one was. Processes that know of no
+    other rank and run at the same time are none of them another one's resume.
     """
     loaders: dict[tuple[object, ...], list[RankTrace]] = {}
     ends: dict[tuple[object, ...], list[float]] = {}
@@ -86,12 +87,32 @@ def histories(traces: Iterable[RankTrace]) -> list[LoaderHistory]:
         if trace.world_size == 0 or not len(trace.steps):
             continue  # nothing but a beginning
         alike = (trace.fingerprint, trace.order_digest, trace.source, trace.framework)
-        mine = ends.setdefault((*alike, trace.process or trace.path, trace.rank), [])
-        began_s, ended_s = _began_s(trace), trace.unix_s(float(trace.steps["delivered_s"].max()))
+        process = (trace.process or trace.path) if trace.world_size > 1 else ""
+        mine = ends.setdefault((*alike, process, trace.rank), [])
+        began_s, ended_s = _span_s(trace)
         free = next((at for at, ended in enumerate(mine) if ended <= began_s), len(mine))
         mine[free : free + 1] = [ended_s]
         loaders.setdefault((*alike, free), []).append(trace)
     return [_history(_attempts(traces)) for traces in loaders.values()]
+
+
+def without_ranks(traces: Iterable[RankTrace]) -> int:
+    """How many processes ran at the same time as another, each as if there were no other."""
+    spans: dict[str, list[float]] = {}
+    for trace in traces:
+        if trace.world_size == 1 and len(trace.steps):
+            spans.setdefault(trace.process or trace.path, []).extend(_span_s(trace))
+    alone, longest, ended_s = set[str](), "", 0.0
+    for process, times_s in sorted(spans.items(), key=lambda item: min(item[1])):
+        if min(times_s) < ended_s:
+            alone |= {process, longest}
+        if max(times_s) > ended_s:
+            longest, ended_s = process, max(times_s)
+    return len(alone)
+
+
+def _span_s(trace: RankTrace) -> tuple[float, float]:
+    return _began_s(trace), trace.unix_s(float(trace.steps["delivered_s"].max()))
 
 
 def _began_s(trace: RankTrace) -> float:

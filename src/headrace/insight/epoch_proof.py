@@ -24,6 +24,7 @@ from headrace.insight.deliveries import (
     histories,
     order_of,
     sums_at,
+    without_ranks,
 )
 from headrace.trace.format import finite
 
@@ -283,6 +284,8 @@ class Proof:
 
     path: str
     loaders: list[LoaderProof]
+    without_ranks: int = 0
+    """Processes that ran at the same time as another, each as if there were no other."""
 
     @property
     def holds(self) -> bool:
@@ -292,12 +295,15 @@ class Proof:
     def document(self) -> dict[str, Any]:
         """For JSON."""
         loaders = [loader.document() for loader in self.loaders]
-        return {"run": self.path, "proved": self.holds, "loaders": loaders}
+        return {
+            "run": self.path, "proved": self.holds, "processes_without_ranks": self.without_ranks,
+            "loaders": loaders,
+        }  # fmt: skip
 
 
 def verify_epochs(run: Run) -> Proof:
     """Prove of each epoch of a run that every sample came exactly once over all ranks."""
-    proof = Proof(run.path, [])
+    proof = Proof(run.path, [], without_ranks(run.ranks))
     for history in histories(run.ranks):
         order, unchecked = order_of(history.about)
         loader = LoaderProof(history, [], unchecked, _gaps(history))
@@ -467,17 +473,26 @@ def proof_lines(proof: Proof) -> Iterator[str]:
     for loader in proof.loaders:
         yield from _loader_lines(loader)
     if all(loader.sound for loader in proof.loaders):
-        done = (EpochState.WHOLE, EpochState.SKIPPED)
-        epochs = sum(e.state in done for loader in proof.loaders for e in loader.epochs)
-        whole = f" in {counted(epochs, 'whole epoch')}" if epochs else ", as far as the run went"
+        epochs = [epoch for loader in proof.loaders for epoch in loader.epochs]
+        whole = sum(e.state in {EpochState.WHOLE, EpochState.SKIPPED} for e in epochs)
+        where = f" in {counted(whole, 'whole epoch')}" if whole else ", as far as the run went"
+        if whole and whole < len(epochs):
+            where += f" and, as far as it went, in {counted(len(epochs) - whole, 'more')}"
         what = "sample" if not any(loader.unchecked for loader in proof.loaders) else "position"
-        padded = any(epoch.padded for loader in proof.loaders for epoch in loader.epochs)
-        but = ", but for those that fill last steps" if padded else ""
+        but = ", but for those that fill last steps" if any(e.padded for e in epochs) else ""
         if skipped := sum(loader.skipped for loader in proof.loaders):
             but += f", but for {counted(skipped, 'sample')} skipped as on_error='skip' asks"
-        yield f"Proved: every {what} came exactly once over all ranks{whole}{but}."
+        ranks = max(a.world_size for loader in proof.loaders for a in loader.history.attempts)
+        over = " over all ranks" if ranks > 1 else ""
+        of = " of one process" if not over else ""
+        if proof.without_ranks:
+            of = f" of {proof.without_ranks} processes, each for itself"
+        yield f"Proved: every {what} came exactly once{over}{where}{of}{but}."
     else:
         yield "Not proved that every sample came exactly once: see above."
+    if proof.without_ranks:
+        yield "  They ran at the same time, and each went through all of its data: nothing was shared out."
+        yield "  If they are one job, start them with `headrace launch` or torchrun, which give them ranks."
 
 
 def _loader_lines(loader: LoaderProof) -> Iterator[str]:
@@ -491,7 +506,13 @@ def _loader_lines(loader: LoaderProof) -> Iterator[str]:
     chosen = f"{about.length:,} of " if order.get("mode") == "subset" else ""
     yield f"{about.source or about.framework}: {chosen}{about.samples:,} samples, {mode}, {ranks}"
     if not loader.ours:
-        yield "  its order is not headrace's: only two runs can be compared"
+        rows = [p.deliveries for passages in history.epochs.values() for p in passages]
+        samples = sum(int(each["samples"].sum()) for each in rows)
+        many = f"{counted(samples, 'sample')} in {counted(sum(map(len, rows)), 'step')}"
+        epochs = counted(len(history.epochs), "epoch")
+        yield f"  {many} of {epochs} came; whether each sample came once is not known:"
+        yield f"  the order is that of {about.framework or 'the program'}, which headrace cannot make again"
+        yield "  Whether two runs had the same order can be checked: headrace verify-epoch RUN RUN2"
         return
     for epoch in loader.epochs[:_EPOCHS_SHOWN]:
         yield from _epoch_lines(epoch)
