@@ -7,6 +7,8 @@ import pytest
 from headrace.bench.compare import condition_of
 from headrace.bench.run import SessionOptions
 from headrace.bench.session import Probe, Sweep, most_before, sweep
+from headrace.cli.bench import _print_sweep
+from headrace.cli.printing import Output
 from headrace.errors import BenchError, WorkloadError
 from headrace.io.simulation import Simulation
 
@@ -69,9 +71,9 @@ def probe(accelerators, over, bound="storage", **more):
     ("most", "probes", "message", "limit"),
     [
         (4, [probe(4, False)], "this storage feeds at least 4 accelerators", "none"),
-        (4, [probe(4, False, cached=True)],
+        (4, [probe(4, False, page_cache_share=0.9)],
          "the page cache feeds at least 4 accelerators: this says nothing of the storage", "none"),
-        (1, [probe(1, False), probe(2, True, "page cache", cached=True)],
+        (1, [probe(1, False), probe(2, True, "page cache", page_cache_share=0.9)],
          "the page cache feeds 1 accelerator: this says nothing of the storage", "page cache"),
         (1, [probe(1, False), probe(2, True)], "this storage feeds 1 accelerator", "storage"),
         (None, [probe(1, True)], "this storage feeds not even 1 accelerator", "storage"),
@@ -83,7 +85,7 @@ def probe(accelerators, over, bound="storage", **more):
         (1, [probe(1, False), probe(2, True, "processors")],
          f"this storage feeds at least 1 accelerator; 2 could not be tried on this host: its {CPUS} ",
          "processors"),
-        (1, [probe(1, False, cached=True), probe(2, True, "compute", cached=True)],
+        (1, [probe(1, False, page_cache_share=0.9), probe(2, True, "compute", page_cache_share=0.9)],
          ("the page cache feeds at least 1 accelerator: this says nothing of the storage; 2 could not be "
           "tried on this host: they did not wait for data"), "compute"),
     ],
@@ -114,3 +116,13 @@ def test_ranks_do_not_sweep(words, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(BenchError, match="outside of torchrun"):
         sweep(words, (1, 2), condition_of("au<0.7", changes=False), SessionOptions())
+
+
+def test_a_second_epoch_from_the_page_cache_is_told(capsys):
+    condition = condition_of("au<0.9", changes=False)
+    result = Sweep(1, (probe(1, False, page_cache_share=0.49),), (1, 1))
+    for cold in (True, False):
+        _print_sweep(Output(), result, condition, SessionOptions(cold=cold))
+        text = capsys.readouterr().out
+        assert "49%" in text
+        assert ("later ones find what that left" in text) is cold

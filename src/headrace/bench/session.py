@@ -470,8 +470,13 @@ class Probe:
     bound_reason: str
     folder: str
     measures: dict[str, float]
-    cached: bool = False
-    """Whether most of what it read came from the page cache."""
+    page_cache_share: float | None = None
+    """Of what it read; None where that cannot be known."""
+
+    @property
+    def cached(self) -> bool:
+        """Whether most of what it read came from the page cache."""
+        return (self.page_cache_share or 0) >= CACHED_LEAST
 
 
 _TOO_BUSY: Final = (
@@ -620,5 +625,5 @@ def _probe(accelerators: int, summary: dict[str, Any], folder: str, until: Condi
     return Probe(
         accelerators=accelerators, value=value, over=until.holds(value), bound=own["bound"],
         bound_reason=own["bound_reason"], folder=folder, measures=known,
-        cached=(own["page_cache_share"] or 0) >= CACHED_LEAST,
+        page_cache_share=own["page_cache_share"],
     )  # fmt: skip

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from headrace.bench.compare import Condition, ConditionResult
+    from headrace.bench.run import SessionOptions
     from headrace.bench.session import Probe, SessionReport, Sweep
 
 _Folder = Annotated[
@@ -265,7 +266,7 @@ def sweep(
     until: str = Option("au<0.9", metavar="CONDITION", help="What holds when they are too many."),
     engine: str | None = Option(None, help="What reads, as of `run`.", metavar="NAME"),
     cold: bool = Option(
-        False, "--cold", help="Put the data out of the page cache before each run."
+        False, "--cold", help="Put the data out of the page cache before each run's first epoch."
     ),
     ceiling: bool = Option(True, help="Run without storage, too, to tell storage from harness."),
     repeats: int = Option(1, min=1, help="Of each run."),
@@ -303,7 +304,7 @@ def sweep(
 
         options = replace(options, progress=report_step)
         result = sweep_runs(given, numbers, condition, options, report_probe)
-    _print_sweep(output, result, condition, simulate)
+    _print_sweep(output, result, condition, options)
     return exit_codes.FINDING if result.most is None else exit_codes.OK
 
 
@@ -314,18 +315,32 @@ def _numbers(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _print_sweep(output: Output, result: Sweep, condition: Condition, simulate: str | None) -> None:
+_WARM_LEAST = 0.1
+"""Of what a run after `--cold` reads: with more from the page cache it is told."""
+_WARM_LATER = (
+    "--cold empties it before the first epoch only, later ones find what that left: "
+    "++workload.train.epochs=1 measures the storage alone"
+)
+
+
+def _print_sweep(
+    output: Output, result: Sweep, condition: Condition, options: SessionOptions
+) -> None:
     from headrace.bench.summary import NOT_MLPERF
     from headrace.pages.html import measure_text
 
-    cells: list[tuple[str, ...]] = [("accelerators", "AU", "samples/s", "MB/s", "bound by", "fed")]
+    cells: list[tuple[str, ...]] = [
+        ("accelerators", "AU", "samples/s", "MB/s", "page cache", "bound by", "fed")
+    ]
     for probe in result.probes:
         values = [
             measure_text(probe.measures[name], unit) if name in probe.measures else "-"
             for name, unit in (("au", "%"), ("throughput", ""), ("io", ""))
         ]
+        share = probe.page_cache_share
         cells.append((
-            str(probe.accelerators), *values, probe.bound, "no" if probe.over else "yes",
+            str(probe.accelerators), *values, "-" if share is None else f"{share:.0%}", probe.bound,
+            "no" if probe.over else "yes",
         ))  # fmt: skip
     lines = aligned(cells)
     late = any(probe.bound == "harness" for probe in result.probes)
@@ -335,13 +350,17 @@ def _print_sweep(output: Output, result: Sweep, condition: Condition, simulate: 
     )
     if (over := result.first_over) is not None:
         lines.append(f"with {over.accelerators}: {over.bound_reason}")
-    if simulate is not None:
-        lines.append(f"simulated {simulate}: the delays are not real")
+    if options.cold and any(
+        (probe.page_cache_share or 0) >= _WARM_LEAST for probe in result.probes
+    ):
+        lines.append(f"page cache: the share of what was read that came from there; {_WARM_LATER}")
+    if options.simulate is not None:
+        lines.append(f"simulated {options.simulate}: the delays are not real")
     lines += [f"until {condition.written}: {result.answer}", NOT_MLPERF]
     output.result({
         "answer": result.answer, "most": result.most, "limit": result.limit,
         "until": condition.written, "least_asked": result.range[0],
-        "greatest_asked": result.range[1], "simulated": simulate,
+        "greatest_asked": result.range[1], "simulated": options.simulate,
         "probes": list(result.probes), "not_mlperf": NOT_MLPERF,
     }, *lines)  # fmt: skip
 
@@ -393,7 +412,9 @@ def run(
         metavar="NAME",
     ),
     cold: bool = Option(
-        False, "--cold", help="Put the data out of the page cache before; verified."
+        False,
+        "--cold",
+        help="Put the data out of the page cache before the first epoch; verified.",
     ),
     ceiling: bool = Option(
         False, "--ceiling", help="Run the steps without storage, too, and compare."
@@ -463,6 +484,14 @@ def _print(output: Output, report: SessionReport, simulate: str | None) -> None:
         output.remark(f"results in {report.folder}")
 
 
+def _page_cache_lines(own: dict[str, Any]) -> Iterator[str]:
+    before, cached = own["residency_before"], own["page_cache_share"] or 0
+    if (share := before.get("share")) is not None:
+        yield f"in the page cache before the run: {share:.0%} of the data"
+    if before.get("cold") and cached >= _WARM_LEAST:
+        yield f"from the page cache: {cached:.0%} of what was read; {_WARM_LATER}"
+
+
 def _explained(summary: dict[str, Any]) -> Iterator[str]:
     """Our own figures, for people."""
     own = summary["headrace"]
@@ -495,9 +524,7 @@ def _explained(summary: dict[str, Any]) -> Iterator[str]:
             f"read {own['bytes'] / 1e9:.3f} GB, {own['device_bytes'] / 1e9:.3f} GB of it from the "
             f"device, at {own['cpu_s_per_gb']:.2f} CPU s/GB (GB: 10^9 bytes; DLIO's in [METRIC] 2^30, MB 2^20)"
         )
-    share = own["residency_before"].get("share")
-    if share is not None:
-        yield f"in the page cache before the run: {share:.0%} of the data"
+    yield from _page_cache_lines(own)
     if own["au_percent"].get("confidence_95") is not None:
         au = own["au_percent"]
         yield f"AU of {au['runs']} runs: {au['mean']:.2f} +- {au['confidence_95']:.2f} % (95 %)"
