@@ -126,6 +126,14 @@ def test_every_page_is_in_the_table_of_contents():
     assert pages <= listed
 
 
+def test_decisions_have_their_numbers_and_are_found_by_topic():
+    index = ROOT / "docs/decisions/index.md"
+    pages = sorted(index.parent.glob("0*.md"))
+    for page in pages:
+        assert page.read_text().startswith(f"# {int(page.name[:4])}. "), page.name
+    assert sorted(LINK.findall(prose_of(index))) == [page.name for page in pages]
+
+
 def test_llms_txt_names_every_page_and_nothing_else():
     text = (ROOT / "docs/llms.txt").read_text()
     assert re.match(r"# headrace\n\n> ", text)
