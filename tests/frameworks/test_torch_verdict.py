@@ -82,7 +82,7 @@ def test_a_data_set_that_sleeps_is_not_said_to_wait_for_storage(num_workers):
     verdict = hr.explain(loader)
     assert verdict.main == "decode", str(verdict)
     assert "it slept, locked or waited for something" in verdict.evidence[0]
-    assert verdict.action.startswith("profile dataset[0]")
+    assert verdict.action.startswith("profile dataset[i]")
     assert "pack" not in verdict.action
 
 
@@ -94,7 +94,7 @@ def test_what_c_code_reads_may_have_been_waited_for(paths, num_workers):
     list(loader)
     verdict = hr.explain(loader)
     assert verdict.main == "storage", str(verdict)
-    assert verdict.action.startswith("profile dataset[0]")
+    assert verdict.action.startswith("profile dataset[i]")
     assert "pack" in verdict.action
 
 

@@ -216,7 +216,7 @@ def test_a_worker_more_is_advised_where_it_finds_room(workers, cpus, busy, advic
 def test_what_a_data_set_waits_for_itself_more_workers_wait_for_together(workers, action, gain):
     verdict = run_of({"read": 0.09}, Evidence(decode_threads=workers), reads=0, read_s=0.09)
     assert verdict.main is Cause.STORAGE
-    assert verdict.action.startswith("profile dataset[0]")
+    assert verdict.action.startswith("profile dataset[i]")
     assert action in verdict.action
     assert verdict.gain_s == pytest.approx(gain * verdict.stall_s, rel=0.01)
     assert "Storage was waited for, or a sleep, a lock, a network call" in str(verdict)
@@ -230,7 +230,7 @@ def test_what_waits_for_no_storage_is_the_data_sets_own_code(cpus, warns):
     assert verdict.main is Cause.DECODE
     assert verdict.share(Cause.DECODE) == pytest.approx(1.0)
     assert "it slept, locked or waited for something" in verdict.evidence[0]
-    assert verdict.action.startswith("profile dataset[0]")
+    assert verdict.action.startswith("profile dataset[i]")
     assert "let 12 workers wait" in verdict.action
     assert ("torch warns above the number of cores" in verdict.action) is warns
     assert "storage" not in verdict.action

@@ -87,7 +87,7 @@ _WORKERS_MOST: Final = 16
 def _wait_together(seconds: float, case: _Case) -> _Action:
     """Where a data set's own code waits for what it reads."""
     now, cpus, known = case.seen.decode_threads, case.seen.cpus, case.seen.without_storage
-    first = "profile dataset[0]: what does it wait for, a sleep, a lock, a network call?"
+    first = "profile dataset[i]: what does it wait for, a sleep, a lock, a network call?"
     remedy = "" if known else f" If it is the storage, {Cause.STORAGE.remedy}"
     wanted = min(_WORKERS_MOST, math.ceil(now * _need(case.waits)))
     if wanted <= now:
@@ -232,7 +232,7 @@ def _decode(seconds: float, waits: StepWaits, _: ReadWaits, seen: Evidence) -> _
         )
     else:
         action = (
-            "make decoding and transforms cheaper (profile dataset[0]; the documentation's \"How to read a "
+            "make decoding and transforms cheaper (profile dataset[i]; the documentation's \"How to read a "
             'verdict" shows how): of pictures in a store, decode=headrace.Images(...) decodes only what a '
             "crop needs; or store them smaller"
         )

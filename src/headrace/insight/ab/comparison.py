@@ -524,7 +524,7 @@ def _advice(comparison: Comparison) -> str:
         # Decoding computes, too: here it cannot be told from the model.
         return (
             "most of the time neither reads nor computes: it waits, for a sleep, a lock or the network. "
-            'Profile dataset[0] (the documentation\'s "How to read a verdict" shows how).'
+            'Profile dataset[i] (the documentation\'s "How to read a verdict" shows how).'
             if comparison.waits_otherwise
             else "the time goes into computing, the model's or the decoding of samples: HEADRACE_VERDICT=1 "
             "with headrace's DataLoader, or `headrace doctor` on the data, tells which; decoding may go to "
