@@ -509,6 +509,9 @@ def test_torch_loader_and_its_workers_use_it(folder, store):
         assert got == [b.indices.tolist() for b in alone]
         alone.close()
         assert data_of(server)["delivered_samples"] == SAMPLES
+        assert report_of(loader).node_batches == len(got)
+        assert sum(loader.bytes_by_tier.values()) == store.nbytes
+        assert loader.cache is None
         decoded = DataLoader(store, 32, shuffle=True, seed=3, plane="node", decode=len, threads=2)
         assert sum(int(torch.as_tensor(x).sum()) for x, _ in decoded) == store.nbytes
         until(lambda: data_of(server)["delivered_samples"] == 2 * SAMPLES)

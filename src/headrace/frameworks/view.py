@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from headrace.plane.batch import Skipped
     from headrace.plane.decoding import Decoding
     from headrace.plane.images import Images
+    from headrace.plane.stage import Stage
+    from headrace.plane.tiers import CacheReport
 
 
 class LoaderView(Closing):
@@ -85,6 +87,21 @@ class LoaderView(Closing):
     def skipped(self) -> list[Skipped]:
         """Samples that were left out so far, in the order in which that was noticed."""
         return self._loader.skipped
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The tiers and limits that batches pass, the lowest first; none before this process reads."""
+        return self._loader.stages
+
+    @property
+    def bytes_by_tier(self) -> dict[str, int]:
+        """Bytes read so far by where they came from: `ram`, `disk` (the cache) and `source`."""
+        return self._loader.bytes_by_tier
+
+    @property
+    def cache(self) -> CacheReport | None:
+        """How far the cache in `cache_dir` is; None without one, or before reading began."""
+        return self._loader.cache
 
     @property
     def decoding(self) -> Decoding | None:
