@@ -1,5 +1,10 @@
 """Pictures as torch users get them: tensors over the batch's buffer, by one argument."""
 
+import ast
+import inspect
+import re
+import textwrap
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +12,9 @@ from PIL import Image
 from tests.plane.test_images import KINDS, encoded, picture
 
 import headrace as hr
+from headrace.frameworks.torch.dropin import augmentations, transforms
 from headrace.torch import DataLoader, Dataset, StoreLoader
+from tests_shared import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -107,3 +114,21 @@ def test_what_contradicts_images_is_refused(photo_store):
         DataLoader(photo_store, batch_size=4, decode=images, shuffle=True, order="blocked")
     with pytest.raises(ValueError, match="function of its own"):
         StoreLoader(Dataset(photo_store, bytes), 4, decode=images)
+
+
+def test_the_page_names_every_transform_that_is_known_and_what_a_store_has_for_it():
+    tree = ast.parse(textwrap.dedent(inspect.getsource(transforms._Prefix.takes)))
+    cases = [
+        p for c in ast.walk(tree) if isinstance(c, ast.match_case) for p in ast.walk(c.pattern)
+    ]
+    known = {p.value.value for p in cases if isinstance(p, ast.MatchValue)}
+    assert {"Resize", "RandomCrop", "Normalize"} <= known
+    page = (ROOT / "docs/howto/images.md").read_text()
+    (bullet,) = re.findall(r"^- \*\*Known:\*\*.*?(?=^- )", page, re.MULTILINE | re.DOTALL)
+    (table,) = re.findall(
+        r"^## From torchvision, over a store\n(.*?)^##", page, re.MULTILINE | re.DOTALL
+    )
+    for name in known | set(augmentations.NAMES):
+        flip = "both flips" if name.endswith("Flip") else None
+        assert re.search(rf"\b{name}\b", bullet) or (flip and flip in bullet), name
+        assert re.search(rf"`[^`]*\b{name}\b", table), name
