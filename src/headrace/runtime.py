@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.base.files import lock_path, locked_by
+from headrace.base.files import closing, lock_path, locked_by
 from headrace.errors import ControlError, NodeError, TelemetryError
 
 if TYPE_CHECKING:
@@ -127,7 +127,11 @@ class RuntimeFolder:
         if status.st_uid != os.geteuid():
             raise self._unsafe(f"of user {status.st_uid}", f"of user {os.geteuid()}")
         if stat.S_IMODE(status.st_mode) & 0o077:
-            raise self._unsafe(f"mode {stat.S_IMODE(status.st_mode):04o}", "mode 0700")
+            raise self._unsafe(
+                f"of mode {stat.S_IMODE(status.st_mode):04o}",
+                "mode 0700",
+                closing(self.path, status),
+            )
         if len(os.fsencode(self.socket)) > SOCKET_PATH_BYTES_MAX:
             raise self.error(
                 f"{self.socket}: the path of the socket has {len(os.fsencode(self.socket))} bytes, "
@@ -136,11 +140,11 @@ class RuntimeFolder:
                 next_step=f"Name a folder with a shorter path in {FOLDER_VARIABLE}.",
             )
 
-    def _unsafe(self, actual: str, expected: str) -> HeadraceError:
+    def _unsafe(self, actual: str, expected: str, mend: str | None = None) -> HeadraceError:
         return self.error(
             f"{self.path}: the runtime folder is {actual}, expected {expected}.",
             path=str(self.path),
-            next_step=f"Remove it, or name another folder in {FOLDER_VARIABLE}.",
+            next_step=f"{mend or 'Remove it'}, or name another folder in {FOLDER_VARIABLE}.",
         )
 
     def claim(self) -> Claim:

@@ -73,7 +73,12 @@ def test_one_that_cannot_start_says_why(run, runtime):
     runtime.chmod(0o755)
     ended = run("node", "start", "--json")
     assert ended.code == 3
-    assert "mode 0755" in ended.document["error"]["message"]
+    error = ended.document["error"]
+    assert "mode 0755" in error["message"]
+    assert error["next_step"].startswith(f"chmod 0700 {runtime}, or ")
+    runtime.chmod(0o777)  # somebody else may have put something there
+    error = run("node", "start", "--json").document["error"]
+    assert error["next_step"].startswith("Remove it, or ")
 
 
 def test_sizes_are_read_and_refused(run, runtime):

@@ -27,6 +27,7 @@ import errno
 import fcntl
 import os
 import re
+import shlex
 import shutil
 import stat
 import time
@@ -317,6 +318,12 @@ def explained(
         raise error(f"{text}.", path=os.fsdecode(path), next_step=next_step) from e
 
 
+def closing(folder: Path, status: os.stat_result) -> str | None:
+    """The command that closes a folder of this user's to others; None: they could write into it."""
+    open_to_writers = stat.S_IMODE(status.st_mode) & 0o022
+    return None if open_to_writers else f"chmod 0700 {shlex.quote(str(folder))}"
+
+
 def own_folder(path: Path, error: type[HeadraceError], next_step: str) -> Path:
     """The folder, made if need be, or OSError; and seen to be this user's, closed to others and no link."""
     path.mkdir(mode=0o700, exist_ok=True)
@@ -325,6 +332,7 @@ def own_folder(path: Path, error: type[HeadraceError], next_step: str) -> Path:
         why = f"is not this user's ({os.geteuid()})"
     elif stat.S_IMODE(status.st_mode) & 0o077:
         why = f"has mode {stat.S_IMODE(status.st_mode):04o}, expected 0700"
+        next_step = closing(path, status) or next_step
     if why:
         raise error(f"{path}: the folder {why}.", path=str(path), next_step=next_step)
     return path
