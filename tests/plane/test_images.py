@@ -565,10 +565,29 @@ def test_a_picture_that_nobody_can_decode_is_named(tmp_path, kind):
     loader.close()
 
 
+def head_of(kind, side):
+    """A picture of which little more is there than its head."""
+    if kind == "PNG":
+        return png(side, side, 8, 2, b"\0" * 100)
+    data = bytearray(encoded(Image.new("L", (7, 7)), kind))
+    if kind == "TIFF":
+        lengths = struct.pack("<HHL", 256, 4, 1), struct.pack("<HHL", 257, 4, 1)
+        for at in (data.index(tag) for tag in lengths):
+            struct.pack_into("<L", data, at + 8, side)
+    else:
+        struct.pack_into(
+            "<HH" if kind == "GIF" else "<LL", data, 6 if kind == "GIF" else 18, side, side
+        )
+    return bytes(data)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "GIF", "BMP", "TIFF"])
 @pytest.mark.parametrize("side", [10_000, 1 << 15])
-def test_a_picture_above_max_pixels_is_refused_without_a_word_of_pillows(tmp_path, recwarn, side):
+def test_a_picture_above_max_pixels_is_refused_without_a_word_of_pillows(
+    tmp_path, recwarn, side, kind
+):
     """It warns of more than 89 million pixels, and raises an error of its own above twice as many."""
-    samples = {"a.jpg": GOOD, "b.png": png(side, side, 8, 2, b"\0" * 100)}
+    samples = {"a.jpg": GOOD, "b": head_of(kind, side)}
     loader = hr.loader(store_of(tmp_path, samples), 2, decode=IMAGES, on_error="skip")
     assert [len(batch) for batch in loader] == [1]
     (skipped,) = loader.skipped

@@ -451,10 +451,10 @@ class Decoding(_DecodeThreads):
             try:
                 mask = reason if of_mask else self._replace(native, job, sample, reason)
             except Exception as e:  # noqa: BLE001 - whatever Pillow raises
-                large = isinstance(e, _TooLargeError)
                 why = f"is no picture that can be decoded: {reason}; Pillow: {e}"
-                larger = f"is too large: {e}: give a larger Images(max_pixels=...)"
-                refused.add(sample, larger if large else why, e)
+                if str(e).endswith(_TOO_LARGE):
+                    why = f"is too large: {e}: give a larger Images(max_pixels=...)"
+                refused.add(sample, why, e)
                 continue
             if mask:
                 refused.add(sample, f"has no mask that can be used: {mask}")
@@ -508,12 +508,14 @@ class Decoding(_DecodeThreads):
         self, native: _native.Batch, job: _native.DecodeJob, sample: int, reason: str
     ) -> str:
         """Decode with Pillow what the native decoders refused; returns what is wrong with its mask, or ''."""
+        from headrace.plane.rare_pictures import by_pillow  # Pillow takes a while to import
+
         if reason.endswith(_TOO_LARGE):
-            raise _TooLargeError(reason)  # Pillow is not asked, which warns of it
+            raise ValueError(reason)
         slot = sample * native.parts + self._part
         start = int(native.offsets[slot])
         encoded = native.data[start : start + int(native.lengths[slot])]
-        mask = job.replace(sample, _by_pillow(encoded.tobytes(), self.images))
+        mask = job.replace(sample, by_pillow(encoded.tobytes(), self.images))
         self.fallbacks += 1
         if self.fallbacks == 1:
             log.warning(
@@ -525,29 +527,7 @@ class Decoding(_DecodeThreads):
 
 
 _TOO_LARGE: Final = " of max_pixels"
-
-
-class _TooLargeError(ValueError):
-    """A picture has more than `max_pixels`."""
-
-
-def _by_pillow(encoded: bytes, images: Images) -> NDArray[np.uint8]:
-    """Decode a picture: uint8, shape (height, width, 3). Raises what Pillow does, or ValueError: too large."""
-    from PIL import Image, ImageOps, UnidentifiedImageError  # rare pictures only: it takes a while
-
-    try:
-        opened = Image.open(io.BytesIO(encoded))
-    except UnidentifiedImageError:  # its words name an object in memory
-        raise ValueError("no format that it knows") from None
-    with opened as picture:
-        if picture.width * picture.height > images.max_pixels:
-            size = f"it has {picture.width} x {picture.height} pixels"
-            raise _TooLargeError(f"{size}, more than the {images.max_pixels}{_TOO_LARGE}")
-        upright = ImageOps.exif_transpose(picture) if images.orient else picture
-        if images.background is not None and upright.has_transparency_data:
-            behind = Image.new("RGBA", upright.size, (*images.background, 255))
-            upright = Image.alpha_composite(behind, upright.convert("RGBA"))
-        return np.ascontiguousarray(np.asarray(upright.convert("RGB"), np.uint8))
+"""How the reasons of pictures that are too large end."""
 
 
 def boxes_of(images: Images, index: int, parts: Mapping[str, memoryview]) -> NDArray[np.float64]:
