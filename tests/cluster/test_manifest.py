@@ -13,6 +13,7 @@ import pytest
 
 from cluster.launch.launching import HEADRACE
 from headrace.cluster.executor import JobState, JobStatus
+from headrace.cluster.local.jobs import LocalRequest, queued_job
 from headrace.cluster.manifest import (
     compare,
     hardware,
@@ -168,6 +169,8 @@ def test_a_launch_on_fewer_nodes_than_the_first_is_told(tmp_path, outcome, resum
         folder=tmp_path,
     )  # fmt: skip
     assert status.with_run().nodes == ("n0",)
+    row = queued_job(status, LocalRequest(nodes=2), "ann", "gpu", None)
+    assert (row.nodes, [part.node for part in row.allocations]) == (("n0",), ["n0"])
 
 
 def test_a_folder_that_cannot_be_looked_into_tells_nothing(tmp_path, monkeypatch):

@@ -224,7 +224,7 @@ def _row(job: LocalJob, task: int | None, here: Node) -> ClusterJob:
         started_s=state.started_s if state.runs else None,
     )  # fmt: skip
     row = queued_job(status, request, job.user, "local", state.gpus)
-    nodes = node_names(asked.nodes) if state.runs else ()
+    nodes = _status(job, task).with_run().nodes if state.runs else ()
     return dataclasses.replace(row, nodes=nodes, cpu_count=min(asked.cpus, here.cpus))
 
 
