@@ -84,6 +84,18 @@ def test_the_queue_shows_them(local, tmp_path):
     assert json.loads(local("queue", "--json").stdout)["totals"]["running"] == 0
 
 
+def test_jobs_of_other_folders_are_shown_with_their_folder(local, tmp_path):
+    (tmp_path / "job.sh").write_text("#!/bin/sh\nexit 0\n")
+    (tmp_path / "other").mkdir()
+    jobs = [local("batch", "-D", folder, "job.sh").stdout.split()[-1] for folder in (".", "other")]
+    executor("local").wait(jobs, 30)
+    here, other = (line.split()[2] for line in local("status").stdout.splitlines()[1:])
+    assert (here, other[-6:]) == (".", "/other")
+    assert "FOLDER" not in local("status", jobs[0]).stdout
+    known = json.loads(local("status", "--json").stdout)["jobs"]
+    assert [Path(job["folder"]) for job in known] == [tmp_path, tmp_path / "other"]
+
+
 def test_status_and_queue_name_the_same_nodes_and_no_more_cpus_than_there_are(local, tmp_path):
     (tmp_path / "job.sh").write_text("#!/bin/sh\nwhile [ ! -e go ]; do sleep 0.05; done\n")
     begun = local("batch", "--nodes", 2, "--cpus", len(os.sched_getaffinity(0)), "job.sh")

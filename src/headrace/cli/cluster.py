@@ -181,9 +181,10 @@ def cluster_status(
 ) -> int:
     """Show how jobs are: waiting and why, running and where, completing, or how they ended.
 
-    RAN: since they began last.
+    RAN: since they began last. FOLDER: of jobs of other folders than this.
     """
-    return _show(output, runs_on.status(jobs or runs_on.own()), runs_on, everything=everything)
+    known = runs_on.status(jobs or runs_on.own())
+    return _show(output, known, runs_on, everything=everything, folders=not jobs)
 
 
 @cluster_app.command("logs")
@@ -280,6 +281,7 @@ def _show(
     runs_on: Executor,
     *,
     everything: bool = False,
+    folders: bool = False,
 ) -> int:
     """Lines of jobs, of an array's tasks that are alike one; with 1 if some are not known, an error if all."""
     from headrace.cli.cluster_queue import status_table
@@ -293,7 +295,7 @@ def _show(
     if output.as_json:
         output.document({"jobs": [_status_document(status.with_run()) for status in known]})
     elif known:
-        output.console().print(status_table(known, everything=everything))
+        output.console().print(status_table(known, everything=everything, folders=folders))
         for status in [status for status in known if status.went_wrong][-1:]:
             job, log = status.job_id, f" ({status.output})" if status.output else ""
             output.remark(f"how {job} ended: headrace cluster logs {job} --lines 50{log}")
@@ -308,7 +310,7 @@ def _status_document(status: JobStatus) -> dict[str, Any]:
         "why": status.why, "nodes": status.nodes, "exit_code": status.exit_code,
         "signal": status.signal, "restarts": status.restarts, "submitted_s": status.submitted_s,
         "started_s": status.started_s, "ended_s": status.ended_s, "output": status.output,
-        "resumed": status.resumed,
+        "resumed": status.resumed, "folder": status.folder,
     }  # fmt: skip
 
 

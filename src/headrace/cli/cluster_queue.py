@@ -334,9 +334,15 @@ def _where(row: QueueJobRow) -> str:
     return printable(compress_hosts(row.job.nodes))
 
 
-def status_table(statuses: Sequence[JobStatus], *, everything: bool = False) -> Table:
-    """Jobs one below the other; tasks of an array that are in the same state share a line."""
-    now_s = time.time()
+def status_table(
+    statuses: Sequence[JobStatus], *, everything: bool = False, folders: bool = False
+) -> Table:
+    """Jobs one below the other; tasks of an array that are in the same state share a line.
+
+    `folders`: with the folder of each, where one is another than this.
+    """
+    now_s, here = time.time(), Path.cwd() if folders else None
+    folders = folders and any(s.folder not in {None, here} for s in statuses)
     alike: dict[tuple[str, ...], list[JobStatus]] = {}
     for status in statuses:
         number, _, task = status.job_id.partition("_")
@@ -350,7 +356,16 @@ def status_table(statuses: Sequence[JobStatus], *, everything: bool = False) -> 
         texts = dict.fromkeys(f"{s:.0f}s" if s < 90 else span_text(s) for s in ends)
         return " to ".join(texts) or "-"
 
-    table = plain_table("JOB", "NAME", "STATE", "RAN>", "NODES", "WHY")
+    def folder_of(status: JobStatus) -> Text:
+        text = str(status.folder or "-").replace(str(Path.home()), "~")
+        return Text(
+            "."
+            if status.folder == here
+            else printable(f"…{text[-29:]}" if len(text) > 30 else text)
+        )
+
+    of_folder = ("FOLDER",) if folders else ()
+    table = plain_table("JOB", "NAME", *of_folder, "STATE", "RAN>", "NODES", "WHY")
     table.columns[-1].no_wrap = False  # it takes what the others leave
     for (number, _, state, _), row in alike.items():
         # What each task's launch says would set alike ones apart.
@@ -359,11 +374,10 @@ def status_table(statuses: Sequence[JobStatus], *, everything: bool = False) -> 
         job = f"{number}_{compress_hosts(tasks)}" if len(same) > 1 else same[0].job_id
         nodes = compress_hosts(dict.fromkeys(node for s in same for node in s.nodes))
         table.add_row(
-            *map(Text, (
-                cut(job, 24), cut(same[0].name, 24), state.lower(), ran(same),
-                cut(nodes, 40), printable(_why(same[0])),
-            ))
-        )  # fmt: skip
+            *map(Text, (cut(job, 24), cut(same[0].name, 24))),
+            *map(folder_of, same[: len(of_folder)]),
+            *map(Text, (state.lower(), ran(same), cut(nodes, 40), printable(_why(same[0])))),
+        )
     return table
 
 

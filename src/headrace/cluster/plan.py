@@ -185,6 +185,8 @@ def plan_batch(
     Raises:
         ClusterRequestError: it cannot be submitted as it is, or nothing can meet what it asks for.
     """
+    if asked.directory:  # what submits goes there, and gives the option besides
+        asked = dataclasses.replace(asked, directory=str(Path(asked.directory).absolute()))
     script = read_script(data, name, WORDS_OF_OURS)
     lines, ours = JobRequest(), JobRequest()
     slurms = [each for each in script.directives if not each.ours]
