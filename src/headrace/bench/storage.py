@@ -64,9 +64,6 @@ _DEADLINE_S: Final = 60.0
 _TICK_S: Final = 0.05
 """Files that changed within the clock's last tick are not read: nobody could see whether they change again."""
 
-_PIECE_BYTES: Final = 4 << 20
-"""Of one read: beyond it a disk's bandwidth does not grow."""
-
 _REMOVE_S: Final = 30.0
 
 
@@ -179,10 +176,10 @@ def _measured(folder: str, options: StorageOptions) -> dict[str, Any]:
     elif not direct:
         notes = ["this file system has no reads past the page cache: what is read twice is quicker"]
     read: dict[str, float] = {}
-    for streams in _STREAMS:
-        read[str(streams)] = _read_bytes_per_s(
-            large, streams=streams, direct=direct, seconds=seconds
-        )
+    with contextlib.closing(_BlockReader(large, _BLOCK_BYTES[-1], direct=direct)) as blocks:
+        for depth in _DEPTHS:
+            evict([large])
+            read[str(depth)] = blocks.rate(depth, seconds, in_order=True)["bytes_per_s"]
     cells, engine = [], ""
     for block_bytes in _BLOCK_BYTES:
         with contextlib.closing(_BlockReader(large, block_bytes, direct=direct)) as blocks:
@@ -216,7 +213,7 @@ def _measured(folder: str, options: StorageOptions) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# -- one file, many streams -----------------------------------------------------------------------
+# -- one file ---------------------------------------------------------------------------------------
 
 
 def _write_bytes_per_s(paths: Sequence[str], nbytes: int) -> float:
@@ -244,27 +241,6 @@ def _opened(path: str, nbytes: int, *, direct: bool) -> Iterator[Callable[[int],
             yield lambda at: os.preadv(fd, [buffer], at)
     finally:
         os.close(fd)
-
-
-def _read_bytes_per_s(path: str, *, streams: int, direct: bool, seconds: float) -> float:
-    """Read a file in pieces, `streams` at the same time, each its part from the beginning, for some time."""
-    size = os.stat(path).st_size
-    part = max(_PIECE_BYTES, size // streams // _PIECE_BYTES * _PIECE_BYTES)
-    until = time.perf_counter() + seconds
-
-    def read(stream: int) -> int:
-        done = 0
-        with _opened(path, _PIECE_BYTES, direct=direct) as read_at:
-            for at in range(stream * part, min(size, (stream + 1) * part), _PIECE_BYTES):
-                done += read_at(at)
-                if time.perf_counter() > until:
-                    break
-        return done
-
-    begin = time.perf_counter()
-    with ThreadPoolExecutor(streams, "storage-read") as pool:
-        total = sum(pool.map(read, range(streams)))
-    return total / (time.perf_counter() - begin)
 
 
 # -- one call after the other ---------------------------------------------------------------------
@@ -360,10 +336,11 @@ def _batches(
 
 
 class _BlockReader:
-    """Reads batches of a file's blocks at random."""
+    """Reads batches of a file's blocks, at random or in order: only that tells the two apart."""
 
     def __init__(self, path: str, block_bytes: int, *, direct: bool) -> None:
         self._block_bytes, self._count = block_bytes, os.stat(path).st_size // block_bytes
+        self._direct = direct
         self._batch = max(1, min(_BATCH, self._count, _BATCH_BYTES_MOST // block_bytes))
         options = ReaderOptions(
             direct="always" if direct else "auto", budget_bytes=_BUDGET_BYTES, verify=False,
@@ -377,12 +354,23 @@ class _BlockReader:
         self._random = np.random.default_rng(0)
         self.engine, self.close = self._reader.engine[0], self._reader.close
 
-    def rate(self, depth: int, seconds: float) -> dict[str, Any]:
+    def rate(self, depth: int, seconds: float, *, in_order: bool = False) -> dict[str, Any]:
         self._reader.turn(reads_in_flight=depth)
-        return _batches(self._drawn(seconds), self._reader.submit, self._take)
+        blocks = (self._in_order if in_order else self._drawn)(time.perf_counter() + seconds)
+        return _batches(blocks, self._reader.submit, self._take)
 
-    def _drawn(self, seconds: float) -> Iterator[NDArray[np.int64]]:
-        until = time.perf_counter() + seconds
+    def _in_order(self, until: float) -> Iterator[NDArray[np.int64]]:
+        """From the beginning, again and again where that is read from the device each time."""
+        at = 0
+        while time.perf_counter() < until:
+            yield np.arange(at, at + self._batch)
+            at += self._batch
+            if at + self._batch > self._count:
+                at = 0
+                if not self._direct:
+                    return
+
+    def _drawn(self, until: float) -> Iterator[NDArray[np.int64]]:
         while time.perf_counter() < until:
             yield np.sort(self._random.choice(self._count, self._batch, replace=False))
 

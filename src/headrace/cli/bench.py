@@ -214,10 +214,11 @@ def _storage_lines(document: dict[str, Any]) -> Iterator[str]:
     past = "past the page cache" if document["direct"] else "through the page cache"
     yield f"{document['path']}: {mount.get('type', '?')} on {mount.get('source', '?')}, {past}"
     yield "one run: each line was measured once; the next run tells how far figures vary"
-    for name, rates in document["sequential"].items():
-        by_threads = ", ".join(f"{rate_text(rate)} by {n}" for n, rate in rates.items())
-        yield f"{'sequential ' + name.split('_')[0]:<18} {by_threads} at a time"
-    by_block: dict[int, list[str]] = {}
+    sequential, by_block = document["sequential"], dict[int, list[str]]()
+    written = [f"{rate_text(r)} by {n}" for n, r in sequential["write_bytes_per_s"].items()]
+    yield f"sequential write   {', '.join(written)} at a time"
+    read = [f"{rate_text(r)} x{n}" for n, r in sequential["read_bytes_per_s"].items()]
+    yield f"sequential 1 MiB   {', '.join(read)} reads in flight"
     for cell in document["random"]:
         rate = f"{rate_text(cell['bytes_per_s'])} x{cell['depth']}"
         by_block.setdefault(cell["block_bytes"], []).append(rate)
@@ -234,8 +235,9 @@ def _storage_lines(document: dict[str, Any]) -> Iterator[str]:
         )
     yield f"{'latency, 4 KiB':<18} {_ms(document['latency_s'])}"
     yield f"{'write and sync':<18} {_ms(document['sync_s'])}"
+    slow = "; ext4: `create` is far slower for minutes after files were removed"
     for title, key, what in (
-        ("metadata", "metadata_per_s", "by one thread"),
+        ("metadata", "metadata_per_s", f"by one thread{slow * (mount.get('type') == 'ext4')}"),
         (
             "metadata, cached",
             "cached_metadata_per_s",
