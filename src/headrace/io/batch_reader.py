@@ -125,6 +125,7 @@ class BatchReader:
         return self._reader.mapped_bytes
 
     ahead_bytes = 0  # as the knobs say
+    attached = False  # to a node daemon
 
     def submit(
         self,

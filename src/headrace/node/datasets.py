@@ -162,9 +162,9 @@ class OpenDatasets:
         direct, options = request.direct, None
         try:
             if request.pictures is not None:
-                from headrace.plane.images import Images
+                from headrace.plane.images import kept_images
 
-                kept = Images(size=1, keep="decoded", **msgspec.structs.asdict(request.pictures))
+                kept = kept_images(**msgspec.structs.asdict(request.pictures))
                 kept.part_of(request.parts)
             if direct is not None:
                 options = SourceOptions(**msgspec.structs.asdict(direct))

@@ -374,7 +374,8 @@ class Decoding(_DecodeThreads):
         return Decoded(native, job, steps)
 
     def _keep_bytes(self) -> int:
-        if self.images.keep is None or getattr(self.below, "attached", False):
+        served = self.below is not None and self.below.attached
+        if self.images.keep is None or served:
             return 0
         if self.images.keep_bytes is not None:
             return self.images.keep_bytes

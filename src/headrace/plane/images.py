@@ -244,10 +244,10 @@ class Images:
 
     def kept(self, part_names: Sequence[str]) -> Images:
         """What is done to a picture of `keep="decoded"` once: the same for all recipes that may share it."""
-        return Images(
-            size=1, keep="decoded", keep_short=self._kept_short,
-            filter=self.filter, exact=self.exact, orient=self.orient, background=self.background,
-            max_pixels=self.max_pixels, part=part_names[self.part_of(part_names)],
+        return kept_images(
+            keep_short=self._kept_short, filter=self.filter, exact=self.exact, orient=self.orient,
+            background=self.background, max_pixels=self.max_pixels,
+            part=part_names[self.part_of(part_names)],
         )  # fmt: skip
 
     @property
@@ -289,6 +289,11 @@ class Images:
                 f"the samples have the parts {list(names)}: say Images(part=...), which is the picture"
             )
         return known[0]
+
+
+def kept_images(**done: Any) -> Images:
+    """`Images.kept` of what is `done` to a picture, all that a node daemon is told: the output is nobody's."""
+    return Images(size=1, keep="decoded", **done)
 
 
 def _packed(colour: tuple[int, int, int]) -> int:

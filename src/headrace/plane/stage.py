@@ -198,6 +198,10 @@ class BatchReads(Protocol):
     def ahead_bytes(self) -> int:
         """How many bytes of batches should be under way; 0: as the knobs say."""
 
+    @property
+    def attached(self) -> bool:
+        """Whether a node daemon serves it now."""
+
     def submit(self, indices: NDArray[np.int64]) -> PendingReads:
         """Ask for one batch; returns at once.
 
@@ -240,6 +244,11 @@ class ReadStage:
     def ahead_bytes(self) -> int:
         """As the knobs say."""
         return 0
+
+    @property
+    def attached(self) -> bool:
+        """As below."""
+        return self._below.attached
 
     def gather(self, pieces: list[tuple[_native.Batch, int, int]]) -> _native.Batch:
         """As below."""
