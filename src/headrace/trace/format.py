@@ -66,7 +66,9 @@ RUN: Final = DocumentKind(
     bytes_max=1 << 20,
 )  # fmt: skip
 _DAMAGED: Final = "The file is damaged: leave it out to read the rest of the run."
-_OTHER: Final = "Read it with the version of headrace that wrote it."
+_OTHER: Final = (
+    "Read it with the version of headrace that wrote it, or trace a new run, in another folder."
+)
 
 
 def trace_number(name: str) -> tuple[int, int] | None:
