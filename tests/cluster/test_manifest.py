@@ -17,6 +17,7 @@ from headrace.cluster.local.jobs import LocalRequest, queued_job
 from headrace.cluster.manifest import (
     compare,
     hardware,
+    interruptions,
     read_manifest,
     relevant_environment,
     script_facts,
@@ -155,20 +156,28 @@ def test_a_launch_on_fewer_nodes_than_the_first_is_told(tmp_path, outcome, resum
     def wrote(name, began_s, nodes, **result):
         names = [f"n{i}" for i in range(nodes)]
         document = {"run": {"began_s": began_s, "nodes": names}, "layout": {"nodes": nodes}}
-        result = {"outcome": "continued", "why": "", "resumed": ""} | result
+        lost = {"outcome": "continued", "why": "node n1 is lost.", "wall_s": 1.5}
+        result = {**lost, "resumed": ""} | result
         write_manifest(tmp_path / f"headrace-runs/7-0{name}.json", document | {"result": result})
 
     wrote("", 1000.0, 4)  # of another job of that number
     wrote("-2", 9000.0, 3, outcome="completed")  # the script launched another thing first
     wrote("-3", 9000.0, 2)
-    assert told_by_run(tmp_path, "7", 0, 8990.0, 9100.0) == ("", "", False, ())
-    wrote("-4", 9050.0, 1, outcome=outcome, resumed=resumed)
+    write_manifest(  # of the life before
+        tmp_path / "headrace-runs/7-1.json",
+        {"run": {"began_s": 9000.0}, "layout": {"nodes": 2},
+         "result": {"outcome": "requeued", "why": "node n1 is lost.", "wall_s": 1.5, "resumed": ""}},
+    )  # fmt: skip
+    assert told_by_run(tmp_path, "7", 0, 8990.0, 9100.0) == ("node n1 is lost.", "", False, ())
+    wrote("-4", 9050.0, 1, outcome=outcome, resumed=resumed, why="")
     assert told_by_run(tmp_path, "7", 0, 8990.0, 9100.0) == ("", told, outcome == "failed", ("n0",))
     status = JobStatus(
         "7", "train", JobState.FAILED, nodes=("n0", "n1"), submitted_s=8990.0, ended_s=9100.0,
         folder=tmp_path,
     )  # fmt: skip
     assert status.with_run().nodes == ("n0",)
+    ended = [(9001.5, "node n1 is lost.")] * 2
+    assert interruptions(tmp_path, "7", 1, 8990.0, 9100.0) == ended
     row = queued_job(status, LocalRequest(nodes=2), "ann", "gpu", None)
     assert (row.nodes, [part.node for part in row.allocations]) == (("n0",), ["n0"])
 

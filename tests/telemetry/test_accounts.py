@@ -1,5 +1,6 @@
 """Accounts: what jobs had and lost adds up, whatever is told twice, late, by whom and in which order."""
 
+import contextlib
 import json
 from dataclasses import replace
 
@@ -7,8 +8,10 @@ import pytest
 
 from headrace.machine.sensors import GPU
 from headrace.telemetry.accounts import KEPT_S, infer
+from headrace.telemetry.history import ENDED, FileHistory, JobRecord, running_parts
 from headrace.telemetry.messages import parse_message
 from headrace.telemetry.processes import GroupUse
+from headrace.telemetry.writing import HistoryWriter, file_of
 from telemetry.shared import T0, accounts, message, now, processes, seen, totals
 
 
@@ -249,3 +252,37 @@ def test_what_nobody_measures_is_inferred_and_a_measured_job_is_not():
 )
 def test_inference_says_no_more_than_it_sees(seen_, expected):
     assert infer(seconds=10.0, **seen_) == pytest.approx(expected)
+
+
+def test_a_job_that_ended_is_told_apart_from_one_that_nobody_wrote_of_lately(tmp_path):
+    def running():
+        writer.write(ledger, now=True)
+        return [node for node, _ in running_parts(FileHistory(tmp_path).parts(T0 - 150, T0 + 150))]
+
+    book, ledger = accounts()
+    with contextlib.closing(HistoryWriter(file_of(tmp_path, "n0"), "n0")) as writer:
+        book.observe(seen(processes()), 5, now(5))
+        assert running() == ["n0"]
+        book.observe(seen(), 5, now(10))
+        assert running() == []
+        book.observe(seen(processes()), 5, now(20))  # it was started again
+        assert running() == ["n0"]
+        book.end_all(now(25))
+        assert running() == []
+
+
+def test_a_node_without_which_a_job_went_on_has_no_part_in_it():
+    def part(node, last_s, ended_s=0.0):
+        figures = {(ENDED, "", ""): ended_s}
+        return node, JobRecord(job_id="1", nodes=(node,), last_s=last_s, figures=figures)
+
+    lost, both = part("n1", 98.0), ["n0", "n1"]
+    for parts, expected in (
+        ([part("n0", 99.0), lost], both),
+        ([part("n0", 99.0, 102.0), lost], ["n1"]),  # it may be about to end, too
+        ([part("n0", 120.0, 102.0), lost], both),
+        ([part("n0", 140.0, 102.0), lost], ["n0"]),
+        ([part("n0", 140.0, 141.0), lost], []),
+        ([part("n0", 140.0), lost], both),
+    ):
+        assert [node for node, _ in running_parts(parts)] == expected

@@ -11,12 +11,13 @@ import pytest
 from control.service import controller, parent
 from headrace.base.job import JobIdentity
 from headrace.cluster.executor import JobState
+from headrace.cluster.manifest import write_manifest
 from headrace.cluster.snapshot import Allocation, ClusterJob, ClusterSnapshot, Node, Partition
 from headrace.control.client import Client, Endpoint
 from headrace.errors import ClusterError, TelemetryError
 from headrace.insight.usage import starving_of
 from headrace.telemetry.accounts import JobFacts, Ledger
-from headrace.telemetry.history import FileHistory
+from headrace.telemetry.history import ENDED, FileHistory
 from headrace.telemetry.writing import HistoryWriter, file_of
 from headrace.web.source import ClusterSource
 from headrace.web.views import UNKNOWN, nodes_of_scheduler
@@ -27,7 +28,7 @@ NOW = time.time() // 60 * 60  # files that were not written for long are not loo
 LONG_S = 600
 
 
-def write(folder, node, jobs, now=NOW):
+def write(folder, node, jobs, now=NOW, *, ended=False):
     """A node's history: for each job the share that it stalled in each of the last ten minutes."""
     ledger = Ledger()
     for job, (stall, gpus, cause, system) in jobs.items():
@@ -40,6 +41,8 @@ def write(folder, node, jobs, now=NOW):
                 ("partition", 1.0, "gpux4", ""),
             ):  # fmt: skip
                 ledger.add(job, name, amount, at, label, fs)
+        if ended:
+            ledger.add(job, ENDED, now, now - 1)
         facts = JobFacts(
             JobIdentity(job_id=job, name="train", user="ann"), "ann", now - LONG_S, now, True
         )
@@ -188,6 +191,25 @@ def test_a_job_over_time(history):
     assert page["named"] is True
     assert watching(history).job("99") is None
     assert watching(history).job("") is None
+
+
+def test_a_job_that_lost_a_node_says_so_and_one_that_ended_does_not_run(tmp_path):
+    folder = tmp_path / "history"
+    folder.mkdir()
+    job = {"17": (0.5, 4, "metadata", "/scratch")}
+    write(folder, "n1", job)
+    lost = {"outcome": "continued", "why": "node n2 is lost.", "resumed": "", "wall_s": 60.0}
+    document = {"run": {"began_s": NOW - 300}, "layout": {"nodes": 2}, "result": lost}
+    write_manifest(tmp_path / "headrace-runs/17-0.json", document)
+    source = watching(folder, folder_of={"17": tmp_path}.get)
+    page = source.job("17")
+    assert page["went_on"] == [{"at": NOW - 240, "text": "node n2 is lost."}]
+    assert page["running"]
+    assert source.cluster().totals()["running"] == 1
+    write(folder, "n1", job, ended=True)
+    assert not source.job("17")["running"]
+    assert watching(folder).cluster().totals()["running"] == 0
+    assert watching(folder).job("17")["went_on"] == []
 
 
 def test_who_waits_for_a_file_system(history):

@@ -55,7 +55,7 @@ def job_report(
     From the agents' history, Slurm's books where there are any, and the manifests of `headrace launch` in
     this folder: where it went on, and why it ended.
     """
-    from headrace.cluster.manifest import newest_life, told_by_run
+    from headrace.cluster.manifest import interruptions, newest_life, told_by_run
     from headrace.errors import TelemetryError
     from headrace.insight.usage import report_of_books
     from headrace.telemetry.report import job_report as report_of
@@ -78,8 +78,12 @@ def job_report(
     if booked is not None and booked.went_wrong:
         cause, failed = cause or booked.why, True
     report = replace(report, failed=failed)
-    rows = [("run", text) for text in (resumed, cause) if text]
-    document = {**report.as_dict(), "resumed": resumed, "cause": cause}
+    went_on = interruptions(Path(), name, life, record.first_s, record.last_s)
+    rows = [
+        ("went on", f"after {time.strftime('%X', time.localtime(s))}: {why}") for s, why in went_on
+    ]
+    rows += [("run", text) for text in (resumed, cause) if text]
+    document = {**report.as_dict(), "resumed": resumed, "cause": cause, "interruptions": went_on}
     if failed:
         document["hint"] = f"see what it printed last: headrace cluster logs {name} --lines 50"
         rows.append(("hint", document["hint"]))

@@ -91,7 +91,9 @@ def web(
         if demo:
             looked: ClusterSource = DemoSource()
         else:
-            looked = ClusterSource(history_of(history), state, _layouts(executor, source))
+            looked = ClusterSource(
+                history_of(history), state, _layouts(executor, source), folder_of=_folders(executor)
+            )
 
         def ready(address: str) -> None:
             token = sessions.own.secret if sessions.own else None
@@ -121,3 +123,19 @@ def _layouts(executor: Any, snapshot_file: Any) -> Callable[[], ClusterLayout] |
     from headrace.web.views import nodes_of_scheduler
 
     return lambda: nodes_of_scheduler(cluster_snapshot(executor, snapshot_file, jobs=True))
+
+
+def _folders(executor: Any) -> Callable[[str], Path | None]:
+    """Asks the scheduler for a job's working directory, of each job once."""
+    from headrace.cluster.executor import executor as executor_named
+    from headrace.errors import HeadraceError
+
+    @functools.lru_cache(maxsize=1024)
+    def folder_of(job: str) -> Path | None:
+        try:
+            statuses = executor_named(executor).status([job])[job]
+        except HeadraceError:  # no such scheduler here
+            return None
+        return next((status.folder for status in statuses), None)
+
+    return folder_of

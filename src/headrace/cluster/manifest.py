@@ -518,6 +518,56 @@ class RunWords(NamedTuple):
     nodes: tuple[str, ...] = ()  # on which it went on, without others of the job
 
 
+class _Launched(NamedTuple):
+    outcome: str
+    why: str
+    resumed: str
+    nodes: int
+    names: tuple[str, ...]
+    ended_s: float  # Unix seconds
+
+
+def _launches(
+    folder: Path, name: str, since_s: float, until_s: float | None = None
+) -> list[_Launched]:
+    """What the manifests in one life of a job say, but for those before one that is damaged."""
+    try:
+        known = list(itertools.takewhile(Path.exists, _paths(folder, name)))
+    except OSError:  # a folder that cannot be looked into
+        return []
+    until_s = time.time() if until_s is None else until_s
+    launches: list[_Launched] = []
+    for path in known:
+        try:
+            # What others put there in its place, a pipe perhaps, holds nobody up.
+            manifest = _KIND.decode(read_file(path, _KIND.bytes_max + 1), str(path)).plain()
+            run, result, nodes = manifest["run"], manifest["result"], manifest["layout"]["nodes"]
+            if since_s - _CLOCKS_S < run["began_s"] < until_s + _CLOCKS_S:
+                outcome, why, resumed = (str(result[n]) for n in ("outcome", "why", "resumed"))
+                names = tuple(map(str, run.get("nodes", ())))
+                ended_s = float(run["began_s"]) + float(result.get("wall_s", 0.0))
+                one = _Launched(outcome, why, resumed, int(nodes), names, ended_s)
+                launches.append(one)
+        except (OSError, HeadraceError, KeyError, TypeError, ValueError):
+            launches.clear()  # what follows it says no more than itself
+    return launches
+
+
+def interruptions(
+    folder: Path, job: str, restarts: int, since_s: float, until_s: float
+) -> list[tuple[float, str]]:
+    """Why launches of a job ended after which it went on, in its last lives, and when, in Unix seconds."""
+    lives = range(max(0, restarts - _LIVES_MOST), restarts + 1)
+    launches = (
+        one for life in lives for one in _launches(folder, f"{job}-{life}", since_s, until_s)
+    )
+    went_on = {"continued", "requeued"}
+    return [(one.ended_s, one.why) for one in launches if one.why and one.outcome in went_on]
+
+
+_LIVES_MOST = 64
+
+
 def told_by_run(
     folder: Path, job: str, restarts: int, since_s: float, until_s: float | None = None
 ) -> RunWords:
@@ -530,29 +580,12 @@ def told_by_run(
         since_s: when the job was submitted; older manifests are of another job of that number.
         until_s: when it ended; likewise.
     """
-    try:
-        known = list(itertools.takewhile(Path.exists, _paths(folder, f"{job}-{restarts}")))
-    except OSError:  # a folder that cannot be looked into
-        return RunWords()
-    until_s = time.time() if until_s is None else until_s
-    launches: list[tuple[str, str, str, int]] = []
-    names: tuple[str, ...] = ()
-    for path in known:
-        try:
-            # What others put there in its place, a pipe perhaps, holds nobody up.
-            manifest = _KIND.decode(read_file(path, _KIND.bytes_max + 1), str(path)).plain()
-            result, nodes = manifest["result"], int(manifest["layout"]["nodes"])
-            if since_s - _CLOCKS_S < manifest["run"]["began_s"] < until_s + _CLOCKS_S:
-                outcome, why, resumed = (str(result[n]) for n in ("outcome", "why", "resumed"))
-                launches.append((outcome, why, resumed, nodes))
-                names = tuple(map(str, manifest["run"].get("nodes", ())))
-        except (OSError, HeadraceError, KeyError, TypeError, ValueError):
-            launches.clear()  # what follows it says no more than itself
+    launches = _launches(folder, f"{job}-{restarts}", since_s, until_s)
     if not launches:
         return RunWords()
-    outcome, why, resumed, nodes = launches[-1]
-    began = itertools.takewhile(lambda launch: launch[0] == "continued", launches[-2::-1])
-    most = max((launch[-1] for launch in began), default=nodes)
+    outcome, why, resumed, nodes, names, _ = launches[-1]
+    began = itertools.takewhile(lambda launch: launch.outcome == "continued", launches[-2::-1])
+    most = max((launch.nodes for launch in began), default=nodes)
     if nodes < most:
         goes = "goes" if outcome == "running" else "went"
         resumed = f"{goes} on with {nodes} of {most} nodes" + (f", {resumed}" if resumed else "")

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace.base.causes import Cause
 from headrace.machine.sensors import grown
-from headrace.telemetry.history import PEAKS, UNENDED
+from headrace.telemetry.history import ENDED, PEAKS, UNENDED
 from headrace.telemetry.processes import GroupUse, fuller
 
 if TYPE_CHECKING:
@@ -365,7 +365,7 @@ class Accounts:
         elif notice.kind == "end" and account.ended_s is None:
             seconds = self._count(account, now)
             self._watch(account, min(seconds, STALE * self._usual_s), now)
-            account.ended_s = now.mono_s
+            self._over(account, now)
 
     def explain_node(self, shares: Mapping[str, Mapping[Cause, float]], now: Now) -> None:
         """Say why jobs waited for the node daemon: seconds by job and cause, lately, as it knows them.
@@ -541,10 +541,20 @@ class Accounts:
             quiet = now.mono_s - account.reported_s > STALE * self._usual_s
             if job not in node.jobs and (account.seen_s is not None or quiet):
                 if account.ended_s is None:
-                    account.ended_s = now.mono_s
-                if now.mono_s - account.ended_s > KEPT_S:
+                    self._over(account, now)
+                elif now.mono_s - account.ended_s > KEPT_S:
                     forgotten.append(job)
         for job in forgotten:
             self._last_seen[job] = self._accounts.pop(job).last_s
         if forgotten:
             self._ledger.forget(forgotten)
+
+    def _over(self, account: _Account, now: Now) -> None:
+        account.ended_s = now.mono_s
+        self._ledger.add(account.identity.job_id, ENDED, now.unix_s, now.unix_s)
+
+    def end_all(self, now: Now) -> None:
+        """Nobody looks any more, since the one job that was to be looked at ends."""
+        for account in self._accounts.values():
+            if account.ended_s is None:
+                self._over(account, now)

@@ -150,6 +150,8 @@ class Agent:
             if time.monotonic() >= self._looked_s + self.interval_s:
                 self.look()
         self.look()
+        if self._options.job:
+            self.accounts.end_all(Now(time.monotonic(), time.time()))
         self.write(now=True)
 
     def _arrived(self, _: int) -> None:

@@ -42,9 +42,12 @@ STEPS_LEAST_S: Final = 30.0
 FORMAT: Final = "1"
 SUFFIX: Final = ".telemetry"  # of agents' history files: SQLite, see `headrace.telemetry.writing`
 
+ENDED: Final = "ended"
+"""When an agent saw a job end, in Unix seconds; one that goes on after that was seen later (`last_s`)."""
+
 _LARGEST: Final = frozenset({
     "memory_bytes", "memory_asked_bytes", "gpu_memory_bytes", "gpu_memory_asked_bytes", "node_cpus",
-    "node_gpus", "node_memory_bytes", "partition",
+    "node_gpus", "node_memory_bytes", "partition", ENDED,
 })  # fmt: skip
 """Over nodes, the largest counts; of GPUs, the sum."""
 
@@ -199,6 +202,28 @@ class JobRecord:
         """Share of its GPUs' time in which they worked; None: nobody looked."""
         watched_s = self.total("gpu_watched_s")
         return self.total("gpu_busy_s") / watched_s if watched_s > 0.0 else None
+
+
+def running_parts(parts: Iterable[tuple[str, JobRecord]]) -> list[tuple[str, JobRecord]]:
+    """Of nodes' records of a moment, those of jobs that have not ended there, nor gone on without the node."""
+    every = list(parts)
+    ended_s: dict[str, float] = defaultdict(float)
+    latest_s: dict[str, float] = defaultdict(float)
+    for _, record in every:
+        job, end_s = record.job_id, record.total(ENDED)
+        ended_s[job] = max(ended_s[job], end_s)
+        latest_s[job] = max(latest_s[job], end_s, record.last_s)
+
+    def runs(record: JobRecord) -> bool:
+        ended_elsewhere = record.last_s < ended_s[record.job_id]
+        quiet = record.last_s < latest_s[record.job_id] - QUIET_S
+        return record.total(ENDED) < record.last_s and not (ended_elsewhere and quiet)
+
+    return [(node, record) for node, record in every if runs(record)]
+
+
+QUIET_S: Final = 30.0
+"""A node that is silent for longer, while others of its job were begun anew or have ended, is lost."""
 
 
 def open_history(place: Path | str) -> FileHistory | PrometheusHistory:

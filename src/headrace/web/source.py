@@ -17,12 +17,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from headrace.base.text import duration_text
+from headrace.cluster.manifest import interruptions
 from headrace.control.policy import policy_yaml
 from headrace.errors import ControlError, HeadraceError, TelemetryError
 from headrace.insight.report.figures import run_figures
 from headrace.insight.report.page import report_page
 from headrace.insight.usage import starving_of
-from headrace.telemetry.history import FileHistory, JobRecord, merged, open_history
+from headrace.telemetry.history import (
+    FileHistory,
+    JobRecord,
+    merged,
+    open_history,
+    running_parts,
+)
 from headrace.web.views import (
     JobFlow,
     cluster_of,
@@ -61,6 +68,7 @@ class ClusterSource:
 
     `history` is a folder of agents' files, the URL of a Prometheus, or what is asked as that is; `state`
     asks the controller for its `/v1/state`, and `layout` looks at the scheduler, where there are such.
+    `folder_of` asks it for a job's working directory.
     """
 
     label = ""
@@ -72,12 +80,15 @@ class ClusterSource:
         layout: Callable[[], ClusterLayout] | None = None,
         clock: Callable[[], float] = time.time,
         period_s: float = 2.0,
+        *,
+        folder_of: Callable[[str], Path | None] | None = None,
     ) -> None:
         self.period_s = period_s
         self.kept_s = dict(KEPT_S)
         self._given = history
         self._state = state
         self._layout = layout
+        self._folder_of = folder_of
         self._clock = clock
         self._kept: dict[str, tuple[float, Any]] = {}
         self._states: deque[tuple[float, dict[str, Any]]] = deque(maxlen=CONTROLLER_KEPT)
@@ -101,7 +112,7 @@ class ClusterSource:
             self._ask_controller(self._state, notes)
         if parts is None and layout is None:
             raise TelemetryError(" ".join(notes) or "nothing can be seen")
-        records = parts or []
+        records = running_parts(parts or [])
         if (
             layout is None or not layout.has_gpus
         ):  # a scheduler's nodes without GPUs say nothing of CPUs
@@ -147,8 +158,19 @@ class ClusterSource:
             for at, records, seconds in self._over_time(since_s, record.last_s, job_id)
             if records
         ]
-        nodes = [part for part in self._history().parts(now - NOW_S, now, job_id) if part[0]]
-        return job_page(record, minutes, nodes, running=now - record.last_s < NOW_S)
+        lately = running_parts(self._history().parts(now - NOW_S, now, job_id))
+        nodes = [part for part in lately if part[0]]
+        return job_page(
+            record, minutes, nodes, running=bool(lately), went_on=self._interruptions(record)
+        )
+
+    def _interruptions(self, record: JobRecord) -> list[tuple[float, str]]:
+        """Why a job's launches ended after which it went on, if its folder can be read here."""
+        folder = self._folder_of(record.shown_id) if self._folder_of is not None else None
+        if folder is None:
+            return []
+        known = folder, record.shown_id, record.restarts
+        return interruptions(*known, record.first_s, record.last_s)
 
     # -- history ------------------------------------------------------------------------------------
 

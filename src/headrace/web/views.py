@@ -363,10 +363,12 @@ def job_page(
     nodes: Sequence[tuple[str, JobRecord]],
     *,
     running: bool,
+    went_on: Sequence[tuple[float, str]] = (),
 ) -> dict[str, Any]:
     """What is known of a job, as plain values, every name as it may be shown.
 
-    `over_time`: when, its figures then, and over how many seconds; `nodes`: its figures lately, node by node.
+    `over_time`: when, its figures then, and over how many seconds; `nodes`: its figures lately, node by node;
+    `went_on`: when and why its launches ended after which it went on.
     """
     report = JobReport(record).as_dict()
     facts = plainly(report | {"nodes": report["nodes"][:NODES_MAX]})
@@ -379,6 +381,7 @@ def job_page(
     return {
         "facts": facts | {"gpus": round(record.total("gpus"))},
         "running": running,
+        "went_on": [{"at": at, "text": sentence(why)} for at, why in went_on],
         "named": (record.stall or 0.0) >= WORTH_NAMING,  # whether its causes are worth naming
         "now": now,
         "times": [round(at, 3) for at, _, _ in over_time],

@@ -20,8 +20,8 @@ function build() {
   const known = (values) => values.some((v) => v !== null);
   parts.draw = [
     drawn(use, (w) => (known(page.use) ? over(w, page.times, [{ name: "use", colour: "b2", values: page.use }], { height: 84, most: 1, unit: percent, name: `GPU use, now ${percent(lastOf(page.use))}`, end: false }) : none("Nobody looked at its GPUs."))),
-    drawn(stall, (w) => (known(page.stall) ? over(w, page.times, [{ name: "stall", colour: "b1", values: page.stall }], { height: 110, unit: percent, name: `Share of time that steps waited, now ${percent(lastOf(page.stall))}`, end: !Object.keys(page.tiers).length }) : none("Nothing is known of its steps."))),
-    drawn(flow, (w) => (Object.keys(page.tiers).length ? over(w, page.times, tiers(), { height: 130, stack: true, unit: (v) => rate(v), name: `Bytes a second by tier: ${tiers().map((t) => `${t.label} ${rate(lastOf(t.values) || 0)}`).join(", ")}` }) : none("It does not read through headrace: where its bytes come from is not known."))),
+    drawn(stall, (w) => (known(page.stall) ? over(w, page.times, [{ name: "stall", colour: "b1", values: page.stall }], { height: 110, marks: page.went_on, unit: percent, name: `Share of time that steps waited, now ${percent(lastOf(page.stall))}`, end: !Object.keys(page.tiers).length }) : none("Nothing is known of its steps."))),
+    drawn(flow, (w) => (Object.keys(page.tiers).length ? over(w, page.times, tiers(), { height: 130, marks: page.went_on, stack: true, unit: (v) => rate(v), name: `Bytes a second by tier: ${tiers().map((t) => `${t.label} ${rate(lastOf(t.values) || 0)}`).join(", ")}` }) : none("It does not read through headrace: where its bytes come from is not known."))),
   ];
 }
 
@@ -43,7 +43,7 @@ function show() {
   ranks();
   const total = Object.values(f.stall_s).reduce((a, b) => a + b, 0);
   fill(parts.causes, total && !page.named ? h("p", { class: "empty" }, `No stall worth naming: ${seconds(total)} of all its steps together.`) : total ? h("ul", { class: "keys" }, Object.entries(f.stall_s).filter(([, s]) => s >= 0.0005 * total).sort((a, b) => b[1] - a[1]).map(([cause, s]) => h("li", {}, h("i", { class: causeColour(cause) }), `${causeName(cause)} ${percent(s / total)}`, causeText(cause) && `: ${causeText(cause)}`))) : h("p", { class: "empty" }, "Nothing, as far as is known."));
-  fill(parts.facts, [["User", f.user], ["Account", f.account], ["Partition", f.partition], ["Began", day(f.first_s)], ["Restarts", f.restarts ? count(f.restarts) : ""], ["Nodes", f.nodes.slice(0, 12).join(", ") + (f.node_count > 12 ? ` and ${f.node_count - 12} more` : "")], ["Lost on", Object.entries(f.gpu_hours_lost_by_file_system).filter(([n, v]) => n && v > 0).map(([n, v]) => `${n} ${hours(v)} GPU-h`).join(", ")], ["Read", f.read_bytes ? bytes(f.read_bytes) : ""], ["Known by", f.quality === "measured" ? "measuring" : "inferring: it does not read through headrace"]].filter((r) => r[1]).map(([t, d]) => [h("dt", {}, t), h("dd", {}, d)]));
+  fill(parts.facts, [["User", f.user], ["Account", f.account], ["Partition", f.partition], ["Began", day(f.first_s)], ["Restarts", f.restarts ? count(f.restarts) : ""], ["Went on after", page.went_on.map((e) => `${clock(e.at, true)}: ${e.text}`).join(" ")], ["Nodes", f.nodes.slice(0, 12).join(", ") + (f.node_count > 12 ? ` and ${f.node_count - 12} more` : "")], ["Lost on", Object.entries(f.gpu_hours_lost_by_file_system).filter(([n, v]) => n && v > 0).map(([n, v]) => `${n} ${hours(v)} GPU-h`).join(", ")], ["Read", f.read_bytes ? bytes(f.read_bytes) : ""], ["Known by", f.quality === "measured" ? "measuring" : "inferring: it does not read through headrace"]].filter((r) => r[1]).map(([t, d]) => [h("dt", {}, t), h("dd", {}, d)]));
   document.body.dataset.looks = String(Number(document.body.dataset.looks || 0) + 1);
 }
 
