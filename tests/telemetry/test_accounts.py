@@ -286,3 +286,20 @@ def test_a_node_without_which_a_job_went_on_has_no_part_in_it():
         ([part("n0", 140.0), lost], both),
     ):
         assert [node for node, _ in running_parts(parts)] == expected
+
+
+def test_a_jobs_first_minutes_are_kept_by_ten_seconds(tmp_path):
+    book, ledger = accounts()
+    for at in range(5, 605, 5):
+        book.observe(seen(processes(read_bytes=7)), 5, now(at))
+    with contextlib.closing(HistoryWriter(file_of(tmp_path, "n0"), "n0")) as writer:
+        writer.write(ledger, now=True)
+    history, whole = FileHistory(tmp_path), (T0 - 60, T0 + 700)
+    fine = history.minutes(*whole, "4711", fine_until_s=T0 + 300)
+    minute = T0 - T0 % 60
+    assert [at - minute for at in fine] == [*range(20, 360, 10), *range(360, 660, 60)]
+    read = [record.total("read_bytes") for (record,) in fine.values()]
+    assert read == [7, *[14] * 33, *[84] * 4, 35]
+    by_minute = history.minutes(*whole, "4711")
+    assert [at - minute for at in by_minute] == [*range(0, 660, 60)]
+    assert sum(record.total("read_bytes") for (record,) in by_minute.values()) == sum(read)

@@ -1,5 +1,6 @@
 """A real cluster's pictures: out of history files, a scheduler's snapshot and a controller."""
 
+import contextlib
 import dataclasses
 import re
 import shutil
@@ -193,6 +194,29 @@ def test_a_job_over_time(history):
     assert watching(history).job("") is None
 
 
+def test_a_short_job_has_a_point_for_each_ten_seconds(tmp_path):
+    """It begins 25 s into a minute, ends 70 s later, and reads 1 kB a second; a node joins for the end."""
+    folder = tmp_path / "history"
+    folder.mkdir()
+    began, ended = int(NOW) - 95, int(NOW) - 25
+    for node, first_s in (("n1", began), ("n2", ended - 10)):
+        ledger = Ledger()
+        ledger.began_s["5"] = first_s
+        for at in range(first_s, ended):
+            ledger.add("5", "tier_bytes", 1000.0, at, "source", "/scratch")
+            ledger.add("5", "worked_s", 1.0, at)
+            ledger.add("5", "stall_s", 1.0, at, "storage", "/scratch")
+        ledger.know("5", JobFacts(JobIdentity(job_id="5"), "ann", first_s, ended, True))
+        with contextlib.closing(HistoryWriter(file_of(folder, node), node)) as writer:
+            assert writer.write(ledger, now=True)
+    page = watching(folder).job("5")
+    begin = began - began % 10
+    assert page["times"] == [begin + 10 * at for at in range(8)]
+    assert page["tiers"]["source"] == pytest.approx([1000] * 6 + [1500, 2000], rel=1e-3)
+    # Of all jobs together, minutes are minutes.
+    assert [fs["times"] for fs in watching(folder).storage()] == [[NOW - 120, NOW - 60]]
+
+
 def test_a_job_that_lost_a_node_says_so_and_one_that_ended_does_not_run(tmp_path):
     folder = tmp_path / "history"
     folder.mkdir()
@@ -207,7 +231,9 @@ def test_a_job_that_lost_a_node_says_so_and_one_that_ended_does_not_run(tmp_path
     assert page["running"]
     assert source.cluster().totals()["running"] == 1
     write(folder, "n1", job, ended=True)
-    assert not source.job("17")["running"]
+    page = source.job("17")
+    assert not page["running"]
+    assert [node for _, node, _ in page["ranks"]] == ["n1"]
     assert watching(folder).cluster().totals()["running"] == 0
     assert watching(folder).job("17")["went_on"] == []
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace.base.causes import Cause
 from headrace.machine.sensors import grown
-from headrace.telemetry.history import ENDED, PEAKS, UNENDED
+from headrace.telemetry.history import ENDED, PEAKS, UNENDED, YOUNG_S
 from headrace.telemetry.processes import GroupUse, fuller
 
 if TYPE_CHECKING:
@@ -64,10 +64,13 @@ def infer(
     return {cause: share * seconds for cause, share in shares.items() if share > 0.0}
 
 
-BUCKET_S: Final = 60  # the history has amounts by the minute
+BUCKET_S: Final = 60  # the history has amounts by the minute,
+FINE_S: Final = (
+    10  # and of a job's first minutes by ten seconds: most jobs that are tried are short
+)
 NODE: Final = ""  # the "job" that stands for the whole node
 WAITING_MAX: Final = 200_000  # entries that wait to be written: about 30 MB
-Entry = tuple[int, str, str, str, str]  # start of the minute, job, figure, label, file system
+Entry = tuple[int, str, str, str, str]  # start of its stretch, job, figure, label, file system
 
 
 @dataclass(slots=True)
@@ -101,6 +104,7 @@ class Ledger:
         self.totals: dict[tuple[str, str, str, str], float] = {}
         """For Prometheus; the node's own are here alone."""
         self.gauges: dict[tuple[str, str], float] = {}  # of the node, as they are now
+        self.began_s: dict[str, float] = {}  # when jobs began, in Unix seconds
         self._pending = PendingWrites()
 
     def add(  # noqa: PLR0917 - what, how much, when, of what: the same order everywhere
@@ -109,8 +113,10 @@ class Ledger:
         """Add to a figure."""
         key = (job, name, label, system)
         if amount > 0.0 and job != NODE:
-            minute = int(now_s // BUCKET_S) * BUCKET_S
-            entry, amounts = (minute, *key), self._pending.amounts
+            start = int(now_s // BUCKET_S) * BUCKET_S
+            if start < self.began_s.get(job, 0.0) + YOUNG_S:
+                start = int(now_s // FINE_S) * FINE_S
+            entry, amounts = (start, *key), self._pending.amounts
             amounts[entry] = _joined(name, amounts.get(entry), amount)
         if amount > 0.0 or job == NODE:  # a device that does nothing is there
             self.totals[key] = _joined(name, self.totals.get(key), amount)
@@ -128,6 +134,7 @@ class Ledger:
     def forget(self, jobs: Iterable[str]) -> None:
         """Drop the totals of jobs that ended a while ago. The history keeps them."""
         ended = set(jobs)
+        self.began_s = {job: at for job, at in self.began_s.items() if job not in ended}
         self.totals = {key: value for key, value in self.totals.items() if key[0] not in ended}
 
     def take(self) -> PendingWrites:
@@ -508,6 +515,7 @@ class Accounts:
             return None
         known_until_s = self._last_seen.get(identity.job_id, 0.0)
         first_s = min(now.unix_s, max(began_s, now.unix_s - BEFORE_MAX_S))
+        self._ledger.began_s[identity.job_id] = first_s
         # What an agent before this one counted is in the history.
         counted_s = min(now.unix_s, max(first_s, known_until_s))
         account = self._accounts[identity.job_id] = _Account(

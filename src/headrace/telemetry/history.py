@@ -265,6 +265,9 @@ def merged(records: Iterable[tuple[str, JobRecord]]) -> list[JobRecord]:
     return list(jobs.values())
 
 
+YOUNG_S: Final = 300.0
+"""Of the minutes that begin within so long after a job, figures are kept by ten seconds."""
+
 RECENT_S: Final = 600.0  # what a job did longer ago says little about now
 
 FILES_MAX: Final = 256
@@ -326,29 +329,34 @@ class FileHistory:
         self, since_s: float, until_s: float, job_id: str = ""
     ) -> list[tuple[str, JobRecord]]:
         """The same, node by node: jobs on several nodes come as several records, each with its node."""
-        rows = self._rows(since_s, until_s, job_id, by_minute=False)
+        rows = self._rows(since_s, until_s, job_id)
         return [(node, record) for node, _, record in rows]
 
     def minutes(
-        self, since_s: float, until_s: float, job_id: str = ""
+        self, since_s: float, until_s: float, job_id: str = "", *, fine_until_s: float = 0.0
     ) -> dict[float, list[JobRecord]]:
-        """The same as `records`, minute by minute, by the minute's beginning."""
+        """The same as `records`, minute by minute, by the minute's beginning.
+
+        Minutes that begin before `fine_until_s` come as finely as they are kept.
+        """
         by_minute: dict[float, list[tuple[str, JobRecord]]] = defaultdict(list)
-        for node, minute, record in self._rows(since_s, until_s, job_id, by_minute=True):
+        start = "f.minute - f.minute % 60"
+        start = f"CASE WHEN {start} < {fine_until_s!r} THEN f.minute ELSE {start} END"
+        for node, minute, record in self._rows(since_s, until_s, job_id, start):
             by_minute[minute].append((node, record))
         return {minute: merged(by_minute[minute]) for minute in sorted(by_minute)}
 
     def _rows(
-        self, since_s: float, until_s: float, job_id: str, *, by_minute: bool
+        self, since_s: float, until_s: float, job_id: str, start: str = "0.0"
     ) -> list[tuple[str, float, JobRecord]]:
-        """What each file that may have something says: node, minute (0: of all together) and record."""
+        """What each file that may have something says: node, the minute by `start` (of SQL), and record."""
         self.skipped = []
         rows: list[tuple[str, float, JobRecord]] = []
         files = self._files()
         for file in (file for file in files if _written_s(file) > since_s - SKEW_S):
             try:
                 with _copied(file) as database:
-                    rows += _records(database, since_s, until_s, job_id, by_minute=by_minute)
+                    rows += _records(database, since_s, until_s, job_id, start)
             except (sqlite3.Error, OSError, ValueError) as e:
                 self.skipped.append(f"{file}: {e}")
         if files and len(self.skipped) == len(files):
@@ -436,12 +444,12 @@ _UNENDED: Final = (
 
 
 def _records(
-    database: sqlite3.Connection, since_s: float, until_s: float, job_id: str, *, by_minute: bool
+    database: sqlite3.Connection, since_s: float, until_s: float, job_id: str, start: str
 ) -> list[tuple[str, float, JobRecord]]:
     node, jobs = _jobs(database)
     unended = dict(database.execute(_UNENDED, (since_s, f'%"{UNENDED}"%')))
     records: dict[tuple[float, int], JobRecord] = {}
-    query = _FIGURES.format(minute="f.minute" if by_minute else "0.0")
+    query = _FIGURES.format(minute=start)
     # A minute belongs to the stretch in which it begins, but for the first: a window ends within one.
     rows = database.execute(query, (since_s - 59, until_s, job_id))
     for minute, job, name, label, system, total, most in rows:

@@ -23,7 +23,9 @@ from headrace.errors import ControlError, HeadraceError, TelemetryError
 from headrace.insight.report.figures import run_figures
 from headrace.insight.report.page import report_page
 from headrace.insight.usage import starving_of
+from headrace.telemetry.accounts import BUCKET_S, FINE_S
 from headrace.telemetry.history import (
+    YOUNG_S,
     FileHistory,
     JobRecord,
     merged,
@@ -154,12 +156,15 @@ class ClusterSource:
         record = max(records, key=lambda each: each.last_s)
         since_s = max(record.first_s, record.last_s - JOB_S)
         minutes = [
-            (at, merged([("", each) for each in records])[0], seconds)
-            for at, records, seconds in self._over_time(since_s, record.last_s, job_id)
+            (at, merged([("", each) for each in records])[0], _ran_s(record, at, seconds))
+            for at, records, seconds in self._over_time(
+                since_s, record.last_s, job_id, fine_until_s=record.first_s + YOUNG_S
+            )
             if records
         ]
         lately = running_parts(self._history().parts(now - NOW_S, now, job_id))
-        nodes = [part for part in lately if part[0]]
+        nodes = lately or self._history().parts(since_s, now, job_id)
+        nodes = [part for part in nodes if part[0]]
         return job_page(
             record, minutes, nodes, running=bool(lately), went_on=self._interruptions(record)
         )
@@ -178,13 +183,18 @@ class ClusterSource:
         return open_history(self._given) if isinstance(self._given, str) else self._given
 
     def _over_time(
-        self, since_s: float, until_s: float, job_id: str = ""
+        self, since_s: float, until_s: float, job_id: str = "", *, fine_until_s: float = 0.0
     ) -> list[tuple[float, list[JobRecord], float]]:
         """Records over time: when, all that are known of then, and over how many seconds."""
         history = self._history()
         if isinstance(history, FileHistory):
-            by_minute = history.minutes(since_s, until_s, job_id).items()
-            return [(at, records, 60.0) for at, records in by_minute]
+            by_minute = history.minutes(since_s, until_s, job_id, fine_until_s=fine_until_s)
+            is_fine = any(at % BUCKET_S for at in by_minute)  # older agents kept minutes alone
+            widths = {True: float(FINE_S), False: float(BUCKET_S)}
+            return [
+                (at, records, widths[is_fine and at - at % BUCKET_S < fine_until_s])
+                for at, records in by_minute.items()
+            ]
         step = max(60.0, (until_s - since_s) / WINDOWS)
         count = max(1, round((until_s - since_s) / step))
         starts = [since_s + step * i for i in range(count)]
@@ -264,6 +274,11 @@ class ClusterSource:
         except HeadraceError as e:
             notes.append(str(e))
             return None
+
+
+def _ran_s(record: JobRecord, at: float, seconds: float) -> float:
+    """How much of a stretch a job was there."""
+    return max(1.0, min(at + seconds, record.last_s) - max(at, record.first_s))
 
 
 class ControllerPolicies:

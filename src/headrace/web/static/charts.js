@@ -24,7 +24,7 @@ export function over(width, times, bands, { height = 150, unit = String, name = 
   const sums = times.map((_, i) => bands.reduce((s, b) => (stack ? s + (b.values[i] || 0) : Math.max(s, b.values[i] || 0)), 0));
   const limit = most ?? top(Math.max(...sums, line ? line.value * 1.02 : 0, 0));
   const first = times[0], last = times[times.length - 1];
-  const x = (t) => LEFT + (last > first ? ((t - first) / (last - first)) * w : w), y = (v) => base - (Math.min(v, limit) / limit) * height;
+  const x = (t) => LEFT + (last > first ? ((t - first) / (last - first)) * w : w / 2), y = (v) => base - (Math.min(v, limit) / limit) * height;
   const parts = [];
   for (const f of [0, 0.5, 1]) {
     parts.push(svg("path", { d: `M${LEFT} ${y(limit * f)}H${width - RIGHT}`, class: "grid" }));
@@ -35,7 +35,7 @@ export function over(width, times, bands, { height = 150, unit = String, name = 
     // Where nothing is known there is a gap.
     let run = [];
     const flush = () => {
-      if (run.length === 1 && times.length > 1) {
+      if (run.length === 1) {
         const i = run[0];
         parts.push(svg("rect", { x: x(times[i]) - 1.5, y: y(low[i] + band.values[i]), width: 3, height: y(low[i]) - y(low[i] + band.values[i]), class: band.colour }));
       } else if (run.length) {
