@@ -1,10 +1,13 @@
 """The promised lines of the Python API, as they stand in the README and the documentation."""
 
+import json
+
 import numpy as np
 import pytest
 
 import headrace
 from headrace import api
+from headrace.errors import StateMismatch
 from headrace.store import Store
 
 
@@ -64,6 +67,48 @@ def test_a_loader_has_its_state_its_epoch_and_its_length(tmp_path):
         assert [batch.indices.tolist() for batch in again] == rest
         again.set_epoch(0)
         assert [batch.indices.tolist() for batch in again] == first + rest
+
+
+@pytest.mark.parametrize("then", [((0, 40), (60, 70)), ()], ids=["something", "nothing"])
+@pytest.mark.parametrize("now", [((10, 90),), ()], ids=["other", "none"])
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_an_opportunistic_run_goes_on_whatever_the_page_cache_has_now(
+    tmp_path, monkeypatch, then, now, epoch
+):
+    headrace.pack(((f"{i:04d}", b"x" * 10) for i in range(100)), tmp_path / "s.hr")
+    monkeypatch.setattr(Store, "resident_ranges", lambda *_: then)
+    with headrace.open(tmp_path / "s.hr") as store:
+        loader = headrace.loader(store, 8, order="opportunistic", seed=3)
+        for _ in range(epoch):
+            list(loader)
+        batches = iter(loader)
+        next(batches)
+        state = json.loads(json.dumps(loader.state_dict()))
+        rest = [batch.indices.tolist() for batch in batches]
+        monkeypatch.setattr(Store, "resident_ranges", lambda *_: now)
+        again = headrace.loader(store, 8, order="opportunistic", seed=3)
+        again.load_state_dict(state)
+        assert again.state_dict() == state
+        assert [batch.indices.tolist() for batch in again] == rest
+        assert [b.indices.tolist() for b in again] == [b.indices.tolist() for b in loader]
+
+
+def test_an_opportunistic_state_of_too_many_ranges_says_how_to_go_on(tmp_path, monkeypatch):
+    headrace.pack(((f"{i:04d}", b"x" * 10) for i in range(1000)), tmp_path / "s.hr")
+    scattered = tuple((i, i + 1) for i in range(0, 1000, 2))
+    monkeypatch.setattr(Store, "resident_ranges", lambda *_: scattered)
+    with headrace.open(tmp_path / "s.hr") as store:
+        loader = headrace.loader(store, 8, order="opportunistic", seed=3)
+        next(iter(loader))
+        state, order = loader.state_dict(), loader.order
+        assert len(json.dumps(state)) < 300
+        monkeypatch.setattr(Store, "resident_ranges", lambda *_: ())
+        again = headrace.loader(store, 8, order="opportunistic", seed=3)
+        with pytest.raises(StateMismatch, match=r"page cache held then(.|\n)*set_epoch\(1\)"):
+            again.load_state_dict(state)
+        again.set_epoch(1)
+        assert len(list(again)) == 125
+        headrace.loader(store, 8, order=order).load_state_dict(state)
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,10 @@ class Order(ABC):
         """
         return ()
 
+    def saved_with(self, basis: tuple[int, ...]) -> Order:  # noqa: ARG002
+        """Return the order that a state with this basis belongs to, as far as the basis says."""
+        return self
+
     def resumed(self, epoch: int, position: int, basis: tuple[int, ...]) -> Order:  # noqa: ARG002
         """Return the order that goes on from a state with this basis.
 

@@ -20,13 +20,13 @@ model that begins every epoch with the same samples, of a few classes perhaps, t
 than one epoch begins with what is near, the samples that are not resident are dealt out at random into parts
 as large as the resident one. Epoch e ends with part e + 1, which is then the one in memory, and epoch e + 1
 begins with it. When each part has been first, epochs are full shuffles. Which samples are resident is an
-argument, not a look at the machine: all ranks and a resumed run must have been told the same.
+argument, not a look at the machine: all ranks must have been told the same. A resumed run is told by its state.
 """
 
 from __future__ import annotations
 
-from dataclasses import InitVar, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import InitVar, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -237,6 +237,10 @@ class Blocked(Order):
         return self._native.indices(epoch, start, stop)
 
 
+_RANGES_SAVED_MAX: Final = 256
+"""Of resident samples in a state, 4 kB at most; a run with more goes on with the same `Opportunistic` only."""
+
+
 @dataclass(frozen=True, eq=False)
 class Opportunistic(Order):
     """Every sample once an epoch, the resident ones first. Memory for the ranges only.
@@ -294,6 +298,22 @@ class Opportunistic(Order):
             # Where only one epoch begins so, the sequence is that of older versions, and so is its digest.
             **({"parts": self._native.parts} if self._native.parts > 1 else {}),
         }
+
+    def basis(self, epoch: int, position: int) -> tuple[int, ...]:  # noqa: ARG002
+        """How many ranges, and their ends: nobody can find them again in the page cache; none of too many."""
+        ends = [end for pair in self.resident for end in pair]
+        return (len(self.resident), *ends) if len(self.resident) <= _RANGES_SAVED_MAX else ()
+
+    def saved_with(self, basis: tuple[int, ...]) -> Opportunistic:
+        """Return this order over the ranges of a state."""
+        ends = basis[1:]
+        if not basis or len(ends) != 2 * basis[0]:
+            return self
+        return replace(self, resident=tuple(zip(ends[::2], ends[1::2], strict=True)))
+
+    def resumed(self, epoch: int, position: int, basis: tuple[int, ...]) -> Opportunistic:  # noqa: ARG002
+        """Return the order of a state: over its ranges."""
+        return self.saved_with(basis)
 
     def randomness(self) -> Randomness:
         """Return DeepIO's level and the entropy share of the first epoch; later ones have no less."""

@@ -175,10 +175,16 @@ class OrderState:
             step = "Resume with the same order and the same parameters."
             if tokens != own_tokens and tokens and own_tokens:
                 step = f"Resume with length={tokens}."
+            if own.get("mode") == "opportunistic":
+                step = (
+                    "It began with what the page cache held then: resume with that run's order (pass its "
+                    f"loader.order as order=), or go on with the next epoch: set_epoch({self.epoch + 1})."
+                )
             raise StateMismatch(
                 f"state was saved with order {self.order_digest}{_windows(tokens)}, this order is "
                 f"{order.digest()}{_windows(own_tokens)}: {parameters}.",
-                next_step=step + (_NEW_PROPORTIONS if self.basis else ""),
+                next_step=step
+                + (_NEW_PROPORTIONS if self.basis and own.get("mode") == "mixed" else ""),
             )
         if self.position > order.length:
             raise StateMismatch(

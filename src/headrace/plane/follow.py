@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import OrderError, SourceChanged, StateMismatch, StoreError
-from headrace.order import Mixed, OrderState
+from headrace.order import Mixed, Opportunistic, OrderState
 from headrace.plane.loader import Loader, mixed_order
 from headrace.store.opening import snapshot
 
@@ -248,7 +248,8 @@ class FollowingLoader(Loader):
 
     def _basis(self) -> tuple[int, ...]:
         """The order's own, and the numbers of segments: a fingerprint alone does not say where to find them."""
-        return (*super()._basis(), *self._segments)
+        own = () if isinstance(self._order, Opportunistic) else super()._basis()
+        return (*own, *self._segments)
 
     def _segments_of(self, loaded: OrderState) -> tuple[int, ...]:
         """The numbers of segments that a state knows; none if it is of no store that was followed."""
