@@ -77,6 +77,12 @@ def test_help_imports_no_commands_module(words):
     assert ended.stdout.splitlines()[-1] == str([f"headrace.cli.{name}" for name in names])
 
 
+def test_python_m_headrace_is_the_command_line():
+    asked = [sys.executable, "-m", "headrace", "--version"]
+    ended = subprocess.run(asked, check=True, capture_output=True, text=True)
+    assert ended.stdout == f"headrace {headrace.__version__}\n"
+
+
 def test_a_shell_is_given_all_commands():
     asked = os.environ | {
         "_HEADRACE_COMPLETE": "complete_bash", "COMP_WORDS": "headrace ve", "COMP_CWORD": "1",

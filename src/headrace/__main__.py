@@ -1,0 +1,5 @@
+"""`python -m headrace`: the command line, where no `headrace` is in the path."""
+
+from headrace.cli import main
+
+main()
