@@ -70,5 +70,7 @@ function ranks() {
 async function look() {
   try { page = await ask(`/api/job?id=${encodeURIComponent(id)}`); trouble(""); show(); } catch (e) { trouble(e.message); if (!page) $("answer").textContent = "Nothing can be shown."; }
 }
+// A job that is over for a moment may be started again, under its number.
+const mayRun = () => !page || page.running || Date.now() / 1000 - page.facts.last_s < 600;
 let last = 0;
-live(false, { look: () => { if (Date.now() - last > 1800 && (!page || page.running)) { last = Date.now(); look(); } } });
+live(false, { look: () => { if (Date.now() - last > 1800 && mayRun()) { last = Date.now(); look(); } } });
