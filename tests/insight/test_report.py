@@ -207,6 +207,7 @@ def test_a_stall_that_costs_nearly_nothing_has_no_cause_to_speak_of(tmp_path):
     for shown in (page, text):
         assert "No stall worth naming: 10 ms of all ranks together, 0.3 % of their time." in shown
     assert "What was waited for" not in page + text
+    assert "Confidence" not in page
 
 
 def test_colours_of_causes_are_their_own_as_far_as_there_are_colours():

@@ -433,10 +433,11 @@ def _verdict(run: TraceFigures) -> Iterator[str]:
             saved = f"{seconds_text(verdict.gain_s)} of the {seconds_text(verdict.stall_s)}"
             action += f" Expected to save {saved} that this rank waited{how}."
         yield f"<p><strong>What to do:</strong> {marked(action)}</p>"
-    yield (
-        f'<p class="soft">Confidence {100 * verdict.confidence:.0f} %; evidence and advice are those of the '
-        f"rank that waited most, over its last steps. {_counted(run)}</p>{table}"
-    )
+    sure = (
+        f"Confidence {100 * verdict.confidence:.0f} %; evidence and advice are those of the rank that waited "
+        "most, over its last steps. "
+    ) * named_cause
+    yield f'<p class="soft">{sure}{_counted(run)}</p>{table}'
 
 
 def _no_stall(run: TraceFigures) -> str:
