@@ -446,9 +446,9 @@ def _no_stall(run: TraceFigures) -> str:
 
 
 def _counted(run: TraceFigures) -> str:
-    """What the causes are shares of."""
-    slower = f", and about {duration_text(run.slower_s)} for slower ranks" if run.slower_s else ""
-    return f"Shares are of the {duration_text(run.of('waited_s'))} that steps of all ranks waited for their own data{slower}."
+    waited, more = duration_text(run.of("waited_s")), duration_text(run.slower_s)
+    slower = f", and about {more} for slower ranks" if run.slower_s else ""
+    return f"Shares are of the {waited} that steps of all ranks waited for their own data{slower}."
 
 
 def _about(run: TraceFigures) -> Iterator[str]:
