@@ -64,10 +64,8 @@ def infer(
     return {cause: share * seconds for cause, share in shares.items() if share > 0.0}
 
 
-BUCKET_S: Final = 60  # the history has amounts by the minute,
-FINE_S: Final = (
-    10  # and of a job's first minutes by ten seconds: most jobs that are tried are short
-)
+BUCKET_S: Final = 60  # the history has amounts by the minute
+FINE_S: Final = 10  # and of a job's first minutes by ten seconds: jobs that are tried are short
 NODE: Final = ""  # the "job" that stands for the whole node
 WAITING_MAX: Final = 200_000  # entries that wait to be written: about 30 MB
 Entry = tuple[int, str, str, str, str]  # start of its stretch, job, figure, label, file system
