@@ -532,7 +532,7 @@ def bomb() -> bytes:
 
 
 BAD = {
-    "empty": b"",
+    "nothing": b"",
     "text": b"no picture at all",
     "cut off": GOOD[: len(GOOD) // 2],
     "without its end": GOOD[:-2],
@@ -562,6 +562,7 @@ def test_a_picture_that_nobody_can_decode_is_named(tmp_path, kind):
         assert (batch.pixels[place] == decoded(IMAGES, GOOD, index, 0, 0)).all()
     (skipped,) = loader.skipped
     assert (skipped.index, skipped.name) == (1, "b.jpg")
+    assert ("no format that it knows" in skipped.reason) == (kind in {"nothing", "text"})
     loader.close()
 
 

@@ -42,9 +42,8 @@ def _opened(encoded: bytes) -> ImageFile:
         for name in [name for name in Image.ID if name not in asked]:
             asked.add(name)
             make, accepts = Image.OPEN[name]
-            fits = accepts is None or accepts(encoded[:16])
-            if not fits or isinstance(fits, str):  # a text says what is missing for it
-                continue
             with contextlib.suppress(SyntaxError, IndexError, TypeError, struct.error):
-                return make(io.BytesIO(encoded), "")
+                fits = accepts is None or accepts(encoded[:16])
+                if fits and not isinstance(fits, str):  # a text says what is missing for it
+                    return make(io.BytesIO(encoded), "")
     raise ValueError("no format that it knows")
