@@ -536,8 +536,7 @@ def _about(new_loader: Loader, path: str) -> dict[str, Any]:
     source = path if "://" in path else os.path.abspath(path)  # noqa: PTH100
     return {
         "source": source, "fingerprint": new_loader.source.fingerprint, "samples": order.samples,
-        "order": order.describe(), "order_digest": order.digest(), "length": order.length,
-        "batch_size": new_loader.share.batch_size,
+        "length": order.length, "batch_size": new_loader.share.batch_size,
     }  # fmt: skip
 
 

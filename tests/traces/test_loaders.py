@@ -61,6 +61,26 @@ def test_ranks_of_a_job_are_proved(packed_photos, tmp_path):
     assert run.ranks[0].of_kind("evidence")
 
 
+def test_an_opportunistic_run_and_its_resume_are_proved_as_one(
+    packed_photos, tmp_path, monkeypatch
+):
+    """The resume has the order of the run that it goes on with, whatever the page cache holds then."""
+    state = None
+    for resident in (((0, 3),), ()):
+        monkeypatch.setattr(hr.Store, "resident_ranges", lambda *_, now=resident: now)
+        loader = hr.loader(packed_photos, 2, order="opportunistic", trace=tmp_path)
+        if state is not None:
+            loader.load_state_dict(state)
+            epochs(loader)
+        else:
+            next(iter(loader))
+            state = loader.state_dict()
+        loader.close()
+        del loader
+    (proved,) = verify_epochs(closed(tmp_path, 2)).loaders
+    assert proved.sound
+
+
 def test_a_resumed_job_on_other_ranks_has_the_order_of_one_that_was_never_stopped(
     packed_photos, tmp_path
 ):

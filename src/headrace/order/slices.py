@@ -164,6 +164,7 @@ class Share:
         self.length, self.batch_size = length, batch_size
         self._tail = tail
         self._alone = alone
+        self.order: Order | None = None  # the loader's, which may go on from a state with another
         self._steps: int | None = None
         self._decided: Slices | None = None
         self._of(Rank(0, 1) if ranks.is_open else ranks.now())
@@ -209,8 +210,9 @@ class Share:
 
     def facts(self) -> dict[str, object]:
         """For those who record a run that has begun."""
-        slices = self.slices
-        return {"rank": slices.rank, "world_size": slices.world_size, "tail": slices.tail}
+        slices, order = self.slices, self.order
+        known = {"order": order.describe(), "order_digest": order.digest()} if order else {}
+        return {"rank": slices.rank, "world_size": slices.world_size, "tail": slices.tail, **known}
 
     def _of(self, rank: Rank) -> Slices:
         if self._alone and rank.world_size > 1:

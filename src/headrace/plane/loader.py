@@ -62,7 +62,7 @@ class Cursor:
     """
 
     def __init__(self, order: Order, share: Share, fingerprint: str) -> None:
-        self._order = order
+        self._order = share.order = order
         self.share = share
         self.last_order_hash: str | None = None
         self._fingerprint = fingerprint
@@ -140,7 +140,7 @@ class Cursor:
         """
         loaded = OrderState.from_dict(state)
         loaded.check(self._order.saved_with(loaded.basis), self._fingerprint)
-        self._order = self._resumed(loaded)
+        self._order = self.share.order = self._resumed(loaded)
         self._go_to(loaded)
         with contextlib.suppress(RankError):  # then it is looked at when the pass begins
             self._leave_finished(self.share.slices)
