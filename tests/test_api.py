@@ -7,7 +7,7 @@ import pytest
 
 import headrace
 from headrace import api
-from headrace.errors import StateMismatch
+from headrace.errors import OrderError, StateMismatch
 from headrace.store import Store
 
 
@@ -91,6 +91,27 @@ def test_an_opportunistic_run_goes_on_whatever_the_page_cache_has_now(
         assert again.state_dict() == state
         assert [batch.indices.tolist() for batch in again] == rest
         assert [b.indices.tolist() for b in again] == [b.indices.tolist() for b in loader]
+
+
+@pytest.mark.parametrize(
+    ("basis", "words"),
+    [
+        ("2,0,40,60,101", r"in 0 to 100 The state is damaged"),
+        ("2,60,70,0,40", r"The state is damaged"),
+        ("2,0,40,60,71", r"the same order and the same parameters"),
+        ("2,0,40", r"with follow=True"),
+        ("1", r"with follow=True"),
+    ],
+)
+def test_an_opportunistic_state_whose_ranges_are_damaged_is_refused(
+    tmp_path, monkeypatch, basis, words
+):
+    headrace.pack(((f"{i:04d}", b"x" * 10) for i in range(100)), tmp_path / "s.hr")
+    monkeypatch.setattr(Store, "resident_ranges", lambda *_: ((0, 40), (60, 70)))
+    with headrace.open(tmp_path / "s.hr") as store:
+        loader = headrace.loader(store, 8, order="opportunistic")
+        with pytest.raises(OrderError, match=words):
+            loader.load_state_dict({**loader.state_dict(), "basis": basis})
 
 
 def test_an_opportunistic_state_of_too_many_ranges_says_how_to_go_on(tmp_path, monkeypatch):

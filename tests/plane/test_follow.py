@@ -13,6 +13,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import OrderError, SourceChanged, StateMismatch, StoreError
+from headrace.store import Store
 
 BATCH = 16
 
@@ -150,6 +151,17 @@ def test_a_state_that_knows_more_than_is_there_is_refused(growing, tmp_path):
             hr.loader(store, BATCH).load_state_dict(loader.state_dict())
         with pytest.raises(StateMismatch, match="was not followed"):
             loader.load_state_dict(hr.loader(store, BATCH).state_dict())
+
+
+def test_an_opportunistic_state_says_whether_its_store_was_followed(growing, monkeypatch):
+    monkeypatch.setattr(Store, "resident_ranges", lambda *_: ())
+    with hr.open(growing) as store:
+        followed = hr.loader(store, BATCH, order="opportunistic", follow=True)
+        plain = hr.loader(store, BATCH, order="opportunistic")
+        with pytest.raises(StateMismatch, match="was not followed"):
+            followed.load_state_dict(plain.state_dict())
+        with pytest.raises(StateMismatch, match="follow=True"):
+            plain.load_state_dict(followed.state_dict())
 
 
 def test_what_does_not_grow_is_not_followed(growing, tmp_path):

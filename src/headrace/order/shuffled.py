@@ -309,10 +309,16 @@ class Opportunistic(Order):
         ends = basis[1:]
         if not basis or len(ends) != 2 * basis[0]:
             return self
-        return replace(self, resident=tuple(zip(ends[::2], ends[1::2], strict=True)))
+        try:
+            return replace(self, resident=tuple(zip(ends[::2], ends[1::2], strict=True)))
+        except OrderError as e:
+            e.next_step = "The state is damaged: use an earlier checkpoint."
+            raise
 
-    def resumed(self, epoch: int, position: int, basis: tuple[int, ...]) -> Opportunistic:  # noqa: ARG002
+    def resumed(self, epoch: int, position: int, basis: tuple[int, ...]) -> Order:
         """Return the order of a state: over its ranges."""
+        if basis and len(basis) != 1 + 2 * basis[0]:
+            return super().resumed(epoch, position, basis)
         return self.saved_with(basis)
 
     def randomness(self) -> Randomness:

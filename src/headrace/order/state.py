@@ -175,7 +175,7 @@ class OrderState:
             step = "Resume with the same order and the same parameters."
             if tokens != own_tokens and tokens and own_tokens:
                 step = f"Resume with length={tokens}."
-            if own.get("mode") == "opportunistic":
+            if own.get("mode") == "opportunistic" and not self.basis:
                 step = (
                     "It began with what the page cache held then: resume with that run's order (pass its "
                     f"loader.order as order=), or go on with the next epoch: set_epoch({self.epoch + 1})."

@@ -254,7 +254,8 @@ class FollowingLoader(Loader):
     def _segments_of(self, loaded: OrderState) -> tuple[int, ...]:
         """The numbers of segments that a state knows; none if it is of no store that was followed."""
         own = len(self._segments) + 1 if isinstance(self._order, Mixed) else 0
-        return loaded.basis[own:] if len(loaded.basis) == own + len(self._segments) else ()
+        known = loaded.basis[own:]  # (0,): an opportunistic order's, without a resident range
+        return known if len(known) == len(self._segments) and known != (0,) else ()
 
     def _resumed(self, loaded: OrderState) -> Order:
         """This order as it goes on from a state, if the state knows as many segments.
