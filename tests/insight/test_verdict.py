@@ -253,6 +253,13 @@ def test_of_batches_that_were_ready_it_is_said_that_they_were(busy, advice):
     assert "no phase that is measured" not in found.evidence[0]
 
 
+@pytest.mark.parametrize("busy", [0.97, 0.4])
+def test_where_processors_are_busy_a_slow_answer_may_have_waited_for_one(busy):
+    found = run_of({"read": 0.09}, Evidence(cpu_share=busy), **SLOW)
+    assert found.main is Cause.LATENCY
+    assert ("waits for a processor, too" in found.action) is (busy > 0.9)
+
+
 @pytest.mark.parametrize("phase", ["read", "decode"])
 @pytest.mark.parametrize(("others_s", "cause"), [(0.09, Cause.PYTHON), (0.0, None)])
 def test_who_makes_batches_in_the_training_process_waits_for_its_lock(phase, others_s, cause):

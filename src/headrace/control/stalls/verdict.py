@@ -182,8 +182,11 @@ def _latency(seconds: float, waits: StepWaits, reading: ReadWaits, seen: Evidenc
         return action, seconds * (1.0 - now / wanted), how
     if _is_staged(seen):
         return _STAGED, seconds, _STAGED_GAIN
+    busy = "stop what else runs here first: whoever is answered waits for a processor, too; " * (
+        seen.cpu_share >= _BUSY
+    )
     return (
-        Cause.LATENCY.remedy,
+        busy + Cause.LATENCY.remedy,
         seconds,
         "all that was waited for answers, from the second epoch on, if the nearer place keeps up",
     )
@@ -232,9 +235,8 @@ def _decode(seconds: float, waits: StepWaits, _: ReadWaits, seen: Evidence) -> _
         )
     else:
         action = (
-            "make decoding and transforms cheaper (profile dataset[i]; the documentation's \"How to read a "
-            'verdict" shows how): of pictures in a store, decode=headrace.Images(...) decodes only what a '
-            "crop needs; or store them smaller"
+            "make decoding and transforms cheaper: `headrace doctor FOLDER` says what native decoding of pictures "
+            "(decode=headrace.Images(...), over their folder or a store) would gain; else profile dataset[i]"
         )
     if computed >= _COMPUTED_LITTLE:
         return f"{action}; or ask for more processors", 0.5 * seconds, "a decoder twice as fast"

@@ -130,8 +130,8 @@ _CHANGE_IMPORT: Final = "from headrace.torch import DataLoader  # was: torch.uti
 _IMAGES: Final = """\
 import headrace as hr
 from headrace.torch import DataLoader
-DataLoader(dataset, ..., decode="native")  # a data set of (path, label), as an ImageFolder; or over the folder:
-DataLoader({path!r}, batch_size={batch}, shuffle=True, decode=hr.Images(size=224))"""
+DataLoader({path!r}, batch_size={batch}, shuffle=True, decode=hr.Images(size=224))
+# or, if your data set is torchvision's ImageFolder: DataLoader(dataset, ..., decode="native")"""
 
 
 def _advice_of(
