@@ -178,8 +178,9 @@ def test_a_launch_on_fewer_nodes_than_the_first_is_told(tmp_path, outcome, resum
     assert status.with_run().nodes == ("n0",)
     ended = [(9001.5, "node n1 is lost.")] * 2
     assert interruptions(tmp_path, "7", 1, 8990.0, 9100.0) == ended
-    row = queued_job(status, LocalRequest(nodes=2), "ann", "gpu", None)
-    assert (row.nodes, [part.node for part in row.allocations]) == (("n0",), ["n0"])
+    row = queued_job(status, LocalRequest(nodes=2, cpus_per_task=4), "ann", "gpu", None)
+    assert row.nodes == ("n0",)
+    assert [(part.node, part.cpus) for part in row.allocations] == [("n0", 4)]
 
 
 def test_a_folder_that_cannot_be_looked_into_tells_nothing(tmp_path, monkeypatch):

@@ -226,8 +226,8 @@ def queued_job(
     status: JobStatus, request: LocalRequest, user: str, partition: str, gpus: Sequence[int] | None
 ) -> ClusterJob:
     """A job in the queue, with its share of each of its nodes; `gpus`: their numbers, None if not known."""
+    nodes = max(1, len(status.nodes))  # those that it was given: of lost ones nobody has the share
     status = status.with_run()
-    nodes = max(1, len(status.nodes))
     has = tuple(
         Allocation(node, request.cpus // nodes, 0, request.gpus // nodes if gpus is None else len(gpus),
                    tuple(gpus or ()))
