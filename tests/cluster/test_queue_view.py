@@ -217,6 +217,17 @@ def test_an_empty_cluster():
 
 
 @pytest.mark.parametrize(
+    ("home", "shown"),
+    [("/home/al", "/home/alice/run"), ("/home/alice", "~/run"), ("/", "~/home/alice/run")],
+)
+def test_what_lies_in_the_home_folder_is_shortened(monkeypatch, home, shown):
+    monkeypatch.setenv("HOME", home)
+    status = JobStatus("7", "train", JobState.RUNNING, folder=Path("/home/alice/run"))
+    table = status_table([status], folders=True)
+    assert [str(cell) for cell in table.columns[2].cells] == [shown]
+
+
+@pytest.mark.parametrize(
     ("ending", "why"),
     [
         ({"exit_code": 1}, "exit code 1"),

@@ -357,7 +357,9 @@ def status_table(
         return " to ".join(texts) or "-"
 
     def folder_of(status: JobStatus) -> Text:
-        text = str(status.folder or "-").replace(str(Path.home()), "~")
+        text = str(status.folder or "-")
+        home = os.path.expanduser("~/")  # noqa: PTH111 - Path.home() raises where there is none
+        text = f"~/{text.removeprefix(home)}" if text.startswith(home) else text
         return Text(
             "."
             if status.folder == here
