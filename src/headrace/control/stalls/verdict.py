@@ -182,11 +182,12 @@ def _latency(seconds: float, waits: StepWaits, reading: ReadWaits, seen: Evidenc
         return action, seconds * (1.0 - now / wanted), how
     if _is_staged(seen):
         return _STAGED, seconds, _STAGED_GAIN
-    busy = "stop what else runs here first: whoever is answered waits for a processor, too; " * (
-        seen.cpu_share >= _BUSY
-    )
+    action = Cause.LATENCY.remedy
+    if seen.cpu_share >= _BUSY:
+        first = "stop what else runs here first: whoever is answered waits for a processor, too; "
+        action = f"{first}{action}"
     return (
-        busy + Cause.LATENCY.remedy,
+        action,
         seconds,
         "all that was waited for answers, from the second epoch on, if the nearer place keeps up",
     )
