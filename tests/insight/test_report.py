@@ -138,6 +138,27 @@ def test_a_slower_rank_is_called_by_its_number(tmp_path):
     assert told[0].endswith("(rank 2)")
 
 
+def test_one_rank_that_all_others_wait_for_is_worth_naming(tmp_path):
+    """It waits for 10 % of its time, all ranks together for 0.6 %; the others do for it."""
+    run = Loaders(tmp_path / "run", world=16, samples=16 * 16 * 20)
+
+    def change(rank, rows):
+        late = 0.02 if rank == 3 else 0.0
+        rows["waited_s"] = 0
+        rows["waited_s"][:, PHASES.index("read")] = late
+        rows["asked_s"] = rows["asked_s"][0] + 0.2 * np.arange(len(rows))
+        rows["delivered_s"] = rows["asked_s"] + late
+
+    run.epoch(0, change=change).close()
+    figures = run_figures(str(tmp_path / "run"))
+    text, page = "\n".join(report_lines(figures)), report_page(figures)
+    assert "went to waiting for data, and about" in text.splitlines()[0]
+    assert figures.slower == pytest.approx(0.1 * 15 / 16, rel=0.1)
+    assert "What was waited for:" in text
+    assert "Confidence" in page
+    assert "No stall worth naming" not in text + page
+
+
 def test_a_rank_is_not_compared_with_another_start_of_the_run(tmp_path):
     """Two starts count their steps from 0: both ranks wait in even steps of one, in odd steps of the other."""
 

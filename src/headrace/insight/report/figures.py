@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from headrace.base.causes import Cause
+from headrace.base.causes import WORTH_NAMING, Cause
 from headrace.control.stalls import Evidence, verdict_of
 from headrace.control.stalls.verdict import causes_by_step
 from headrace.insight.report.starts import pauses_between, restart_text, steps_again
@@ -416,6 +416,17 @@ class TraceFigures:
         """From the first step to the last."""
         first, last = self.span_s
         return last - first
+
+    @property
+    def slower(self) -> float:
+        """Share of the ranks' time that was waited for slower ranks, about."""
+        worked_s = self.of("worked_s")
+        return min(self.slower_s, worked_s) / ((self.of("waited_s") + worked_s) or 1.0)
+
+    @property
+    def names_causes(self) -> bool:
+        """Whether ranks waited enough for it to be worth naming: for their data, or for ranks that had none."""
+        return max(stall_of(self.total), self.slower) >= WORTH_NAMING
 
     @property
     def restart(self) -> str:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from headrace.base.causes import WORTH_NAMING, Cause
 from headrace.base.text import (
     bytes_text,
     counted,
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from headrace.base.causes import Cause
     from headrace.insight.report.figures import Decision, EpochSum, TraceFigures
 
 STEP_BINS: Final = 180
@@ -358,13 +358,13 @@ def headline(run: TraceFigures) -> str:
     stall = stall_of(run.total)
     together = len(run.loaders) > 1
     all_of = f" All {len(run.loaders)} loaders count; explain(loader) tells of one." * together
-    if stall < WORTH_NAMING:
-        share = percent_text(stall)
+    share = percent_text(stall)
+    if not run.names_causes:
         return f"Data was there in time: {share} of the ranks' time went to waiting for it.{all_of}"
-    lost = stall * len(run.ranks)
-    many = len(run.ranks) > 1
-    of = f": as if {lost:.1f} of {len(run.ranks)} ranks had stood still" if many else ""
-    return f"{percent_text(stall)} of the time went to waiting for data{of}.{all_of}"
+    more = f", and about {percent_text(run.slower)} for slower ranks" if run.slower_s else ""
+    lost = (stall + run.slower) * len(run.ranks)
+    of = f": as if {lost:.1f} of {len(run.ranks)} ranks had stood still" * (len(run.ranks) > 1)
+    return f"{share} of the time went to waiting for data{more}{of}.{all_of}"
 
 
 def _subtitle(run: TraceFigures) -> str:
@@ -419,12 +419,11 @@ def _verdict(run: TraceFigures) -> Iterator[str]:
     heads = ["cause", "waited", "of the wait", "what that means"]
     table = charts.behind(charts.table(heads, rows, words=True))
     yield "<h2>Why it waited</h2>"
-    named_cause = stall_of(run.total) >= WORTH_NAMING
-    if named_cause:
+    if run.names_causes:
         parts = [charts.Part(cause_word(c), s, share, colours[c]) for c, s, share in named]
         yield charts.stacked("What was waited for, by cause", parts)
-    yield f"<p>{safe(next(iter(run.causes)).sentence if named_cause else _no_stall(run))}</p>"
-    if verdict.evidence and named_cause:
+    yield f"<p>{safe(next(iter(run.causes)).sentence if run.names_causes else _no_stall(run))}</p>"
+    if verdict.evidence and run.names_causes:
         yield "<ul>" + "".join(f"<li>{safe(one)}</li>" for one in verdict.evidence) + "</ul>"
     if verdict.action:
         action = verdict.action[:1].upper() + verdict.action[1:].rstrip(".") + "."
@@ -436,7 +435,7 @@ def _verdict(run: TraceFigures) -> Iterator[str]:
     sure = (
         f"Confidence {100 * verdict.confidence:.0f} %; evidence and advice are those of the rank that waited "
         "most, over its last steps. "
-    ) * named_cause
+    ) * run.names_causes
     yield f'<p class="soft">{sure}{_counted(run)}</p>{table}'
 
 
@@ -508,7 +507,7 @@ def _blocks(run: TraceFigures) -> Iterator[Iterable[str]]:
     assert run.main is not None
     yield (f"  {value:<14} {what}" for value, what in cards(run))
     waited_s, verdict = run.of("waited_s"), run.verdict
-    if waited_s > 0 and stall_of(run.total) < WORTH_NAMING:
+    if waited_s > 0 and not run.names_causes:
         yield (_no_stall(run),)
     elif waited_s > 0:
         share = {
