@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import threading
+from multiprocessing.context import SpawnContext
 
 import numpy as np
 import pytest
 import torch
 from torch.utils import data as torch_data
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 import headrace.torch
 from headrace.torch import DataLoader
@@ -329,3 +332,19 @@ def test_it_says_what_it_does_and_once_why_it_reads_nothing_ahead(caplog):
         "of 3 since these workers began, 3 came through headrace's shared memory"
         in loader.explain()
     )
+
+
+class ThreadContext(SpawnContext):
+    """Workers that are threads, as MONAI's `ThreadDataLoader(use_thread_workers=True)` has them."""
+
+    class Process(threading.Thread):
+        pid = property(id)
+
+
+def test_workers_that_are_threads_leave_the_program_s_collate_alone():
+    samples = torch.arange(64 * 5000).reshape(64, 5000)
+    loader = DataLoader(list(samples), 8, num_workers=2, multiprocessing_context=ThreadContext())
+    theirs = dict(default_collate_fn_map)
+    for _ in range(2):
+        assert torch.equal(torch.cat(list(loader)), samples)
+        assert default_collate_fn_map == theirs

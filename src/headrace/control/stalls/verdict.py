@@ -236,8 +236,9 @@ def _decode(seconds: float, waits: StepWaits, _: ReadWaits, seen: Evidence) -> _
         )
     else:
         action = (
-            "make decoding and transforms cheaper: `headrace doctor FOLDER` says what native decoding of pictures "
-            "(decode=headrace.Images(...), over their folder or a store) would gain; else profile dataset[i]"
+            "make decoding and transforms cheaper: `headrace doctor FOLDER` says what native decoding of "
+            "pictures (decode=headrace.Images(...), over their folder or a store) would gain; else profile "
+            "dataset[i]"
         )
     if computed >= _COMPUTED_LITTLE:
         return f"{action}; or ask for more processors", 0.5 * seconds, "a decoder twice as fast"

@@ -83,12 +83,13 @@ def _swap() -> None:
 def _next_sitecustomize() -> None:
     """The one that would have been imported without this one."""
     sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != _HERE]
-    del sys.modules["sitecustomize"]
+    own = sys.modules.pop("sitecustomize")
     try:
         import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
     except ImportError as e:
         if e.name != "sitecustomize":
             raise
+        sys.modules["sitecustomize"] = own  # whose import is not over
 
 
 if __name__ == "sitecustomize":

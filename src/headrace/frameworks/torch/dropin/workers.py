@@ -22,6 +22,7 @@ import queue
 import time
 from collections import deque
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch.multiprocessing
@@ -190,7 +191,8 @@ class WorkerContext:
         return getattr(self._given, name)
 
     def _new_arena(self) -> Arena | None:
-        if self._arena_bytes < ARENA_BYTES_MIN:
+        # Threads in a process's place (MONAI's) would collate all of this process's batches there.
+        if self._arena_bytes < ARENA_BYTES_MIN or not issubclass(self._given.Process, BaseProcess):
             return None
         try:
             return Arena(self._arena_bytes)
