@@ -1,6 +1,8 @@
 """Real loaders traced, on several ranks, resumed and with workers; and proved to have delivered exactly."""
 
 import gc
+import json
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -11,7 +13,7 @@ import headrace as hr
 from headrace.errors import TraceError
 from headrace.insight.epoch_proof import same_order, verify_epochs
 from headrace.insight.report.figures import run_figures
-from headrace.trace import read_run
+from headrace.trace import flush, read_run
 from tests_shared import until
 
 torch = pytest.importorskip("torch")
@@ -186,3 +188,45 @@ def test_processes_of_a_job_are_traced_by_the_environment(packed_photos, tmp_pat
     assert proof.holds, proof.document()
     assert [str(e.state) for loader in proof.loaders for e in loader.epochs] == ["whole", "whole"]
     assert run_figures(str(tmp_path)).of("samples") == 2 * 40  # two ranks of 5 steps of 4
+
+
+KILLED = """
+import json, os, signal, sys
+from pathlib import Path
+import headrace as hr
+from headrace.torch import DataLoader
+
+store, kind, state = sys.argv[1:]
+loader = hr.loader(store, 2, seed=3) if kind == "ours" else DataLoader(hr.open(store), 2)
+if Path(state).exists():
+    loader.load_state_dict(json.loads(Path(state).read_text()))
+for step, batch in enumerate(loader):
+    Path(state).write_text(json.dumps(loader.state_dict()))
+    if step == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("kind", ["ours", "torch"])
+def test_what_a_state_says_is_written_however_soon_its_process_is_killed(
+    packed_photos, tmp_path, monkeypatch, kind
+):
+    run, state = tmp_path / "run", tmp_path / "state"
+    monkeypatch.setenv("HEADRACE_TRACE", str(run))
+    words = [sys.executable, "-c", KILLED, str(packed_photos), kind, str(state)]
+    for _ in range(2):
+        done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=120)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+    assert [len(trace.steps) for trace in read_run(run).ranks] == [3, 3]
+    if kind == "ours":
+        monkeypatch.delenv("HEADRACE_TRACE")
+        loader = hr.loader(packed_photos, 2, seed=3, trace=run)
+        loader.load_state_dict(json.loads(state.read_text()))
+        epochs(loader)
+        loader.close()
+        del loader
+        gc.collect()
+        flush()
+        proof = verify_epochs(read_run(run))
+        assert proof.holds, proof.document()
+        assert [str(e.state) for e in proof.loaders[0].epochs] == ["whole"]

@@ -5,6 +5,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from headrace.order import Shuffled, Slices
 from headrace.plane import LoaderStats
 from headrace.plane.batch_trace import PHASES, READ, BatchTrace, StepLog
 from headrace.trace import flush, follow, read_run, writer
-from headrace.trace.format import bytes_max
+from headrace.trace.format import TraceFile, bytes_max
 from headrace.trace.writer import _without_secrets
 from tests_shared import until
 
@@ -176,6 +177,42 @@ def test_what_came_just_before_the_end_is_written(tmp_path):
     assert len(trace.steps) == len(ROWS)
     assert not trace.cut
     assert trace.events[-1]["why"] == "exit"
+
+
+def test_a_state_waits_for_no_disk_that_hangs(tmp_path, monkeypatch):
+    hangs = threading.Event()
+    monkeypatch.setattr(writer, "END_S", 0.05)
+    monkeypatch.setattr(TraceFile, "_put", lambda *_: hangs.wait(60))
+    log = StepLog()
+    owner = Owner(log)
+    follow(str(tmp_path), ABOUT, owner)
+    add(log, ROWS)
+    log.settle()
+    assert writer._writer._hangs
+    monkeypatch.setattr(writer, "END_S", 60)
+    log.settle()  # would wait as long, if it did
+    monkeypatch.undo()
+    hangs.set()
+    until(lambda: not writer._writer._hangs)
+
+
+def test_a_state_in_a_forked_child_waits_for_the_childs_own_file(tmp_path):
+    done = run_program(
+        tmp_path / "run",
+        """
+add(log, ROWS[:100])
+log.settle()
+if (child := os.fork()) == 0:
+    log.settle()
+    add(log, ROWS[100:130])
+    log.settle()
+    os.kill(os.getpid(), signal.SIGKILL)
+os.waitpid(child, 0)
+os.kill(os.getpid(), signal.SIGKILL)
+""",
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert [len(trace.steps) for trace in read_run(tmp_path / "run").ranks] == [100, 30]
 
 
 def test_a_killed_process_leaves_what_was_written(tmp_path):

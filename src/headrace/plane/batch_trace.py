@@ -422,6 +422,7 @@ class StepLog:
         marks: what had been counted when the last passes began.
         left_out: the last samples that were left out, until somebody takes them from there.
         first: is called once, by the next `add`: whoever takes steps can sleep until there are some.
+        settle: returns when whoever writes steps has written those so far; None: nobody does.
     """
 
     def __init__(self, most: int = 4096) -> None:
@@ -436,6 +437,7 @@ class StepLog:
         self.marks: deque[PassMark] = deque(maxlen=MARKS)
         self.left_out: deque[LeftOut] = deque(maxlen=most)
         self.first: Callable[[], object] | None = None
+        self.settle: Callable[[], object] | None = None
         self._write(0, (0, 0, 0, 0), (0, 0, 0), (0.0, 0.0), _NOTHING)
 
     def _write(

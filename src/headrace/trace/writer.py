@@ -3,8 +3,9 @@
 A loader's `StepLog` keeps its last steps; the thread takes them from there a few times a second, and once a
 second (less often in long runs) it looks at stages and tuner. The thread begins with the first
 step, so a loader that is only made, or copied to a worker, leaves no file. A forked child begins files of
-its own with its own first step. Whatever fails here is logged once, and ends the trace of that loader,
-never the run.
+its own with its own first step. Whoever takes a loader's state waits until the steps before it are written:
+a process that is killed then is known to have done what its state says. Whatever fails here is logged once,
+and ends the trace of that loader, never the run.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import atexit
 import logging
 import multiprocessing
 import os
+import queue
 import secrets
 import socket
 import sys
 import threading
 import time
 import weakref
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing import util
 from pathlib import Path
@@ -66,7 +69,7 @@ LOOKS_SHARE: Final = 1 / 600
 
 EVIDENCE_S: Final = 10.0  # between two looks at what explains waits: it takes a millisecond
 _TEXT_MAX: Final = 1024  # characters of a sample's name, and of what is wrong with it
-END_S: Final = 2.0  # how long the end of the process waits for a disk that may hang
+END_S: Final = 2.0  # how long a state, and the end of the process, wait for a disk that may hang
 
 
 @dataclass(slots=True, eq=False)
@@ -192,6 +195,9 @@ class _Writer:
         self._lock = threading.Lock()
         self._writing = threading.Lock()
         self._ending = threading.Event()
+        # Of those who wait for a round. A signal's handler may take a state while one is taken: so may this.
+        self._asked: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()
+        self._hangs = False
         self._thread: threading.Thread | None = None
         self.process = secrets.token_hex(8)
         self._followed: list[_Followed] = followed
@@ -209,7 +215,7 @@ class _Writer:
     def follow(self, followed: _Followed) -> None:
         with self._lock:
             self._followed = [each for each in self._followed if not each.idle] + [followed]
-        followed.steps.first = self.wake
+        followed.steps.first, followed.steps.settle = self.wake, self.settle
 
     def wake(self) -> None:
         """A loader of this process delivers: see to it that somebody writes."""
@@ -224,15 +230,34 @@ class _Writer:
                     # A forked one ends without `atexit`.
                     util.Finalize(None, self.stop, exitpriority=0)
 
+    def settle(self) -> None:
+        """A state is taken: return when what was delivered is written, or the disk seems to hang."""
+        if self._thread is None or self._hangs:
+            return
+        written = threading.Event()
+        self._asked.put(written)
+        if self._thread is not None and not self._ending.is_set():
+            self._hangs = not written.wait(END_S)
+
     def _run(self) -> None:
-        while not self._ending.wait(PERIOD_S):
+        asked: list[threading.Event] = []
+        while not self._ending.is_set():
+            with suppress(queue.Empty):
+                asked.append(self._asked.get(timeout=PERIOD_S))
             with self._lock:
                 self._followed = [each for each in self._followed if not each.ended]
-                if not self._followed:
-                    self._thread = None
-                    return
                 followed = list(self._followed)
+                if not followed:
+                    self._thread = None
             self._round(followed)
+            self._hangs = False
+            with suppress(queue.Empty):
+                while not followed:
+                    asked.append(self._asked.get_nowait())
+            while asked:
+                asked.pop().set()
+            if not followed:
+                return
         with self._writing:
             for each in list(self._followed):
                 _safely(each, lambda one: one.end("exit"))
@@ -260,6 +285,7 @@ class _Writer:
     def stop(self) -> None:
         """The process ends."""
         self._ending.set()
+        self._asked.put(threading.Event())
         thread = self._thread
         if thread is not None:
             thread.join(END_S)
