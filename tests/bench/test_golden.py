@@ -11,12 +11,13 @@ What remains of the time is the barrier. AU of DLIO: of epoch 1 3 / (6 - 2) and 
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from headrace.bench.config import load_workload, parse_command_line
-from headrace.bench.metrics import Block, CheckpointTimes, StepWindow
+from headrace.bench.metrics import Block, CheckpointTimes, StepWindow, bounds_of
 from headrace.bench.results import write_rank_files
 from headrace.bench.summary import (
     BenchRecord,
@@ -155,6 +156,29 @@ def test_repeats_are_one_run_of_all_their_epochs():
     assert (own["bytes"], own["cpu_s"]) == (10**9, 2.0)
     assert own["wait_s"]["max"] == pytest.approx((0.5 + 0.5 + 0.3) / 3)
     assert own["time_to_solution"] == {"total_s": 10.0, "training_s": 9.0, "other_s": 1.0}
+
+
+def test_shares_of_repeats_are_means_of_shares_and_each_ones_bound_is_told():
+    """The second run took five times as long, and waited for none of it; the last had its processors taken."""
+    none = {key: [0.0] * 4 for key in WAITS}
+    slow = [
+        replace(block, compute_s=5 * block.compute_s, end_s=block.start_s + 20)
+        for block in blocks(waits=none)
+    ]
+    runs = [figures(), figures(blocks=slow), figures(cpu_use=CpuUse(1.0, 1.0))]
+    runs = [replace(run, hosts=[{"cpu_count": 2, "memory_gb": 1.0}]) for run in runs]
+    workload = load_workload(parse_command_line(["workload=unet3d_h100"])).workload
+    result = summary_document(workload, together(runs))
+    own = result["headrace"]
+    each = [summary_document(workload, run)["headrace"] for run in runs]
+    for part in ("compute_s", "wait_s", "barrier_s", "harness_s"):
+        mean = sum(one["time"][part] / one["time"]["total_s"] for one in each) / 3
+        assert own["time"][part] / own["time"]["total_s"] == pytest.approx(mean)
+    assert bounds_of([own]) == bounds_of(each)
+    lines = [line for line in metric_lines(result) if line.startswith("bound by ")]
+    assert [line.partition(":")[0] for line in lines] == [
+        f"bound by {one['bound']} (1 of 3 runs)" for one in each
+    ]
 
 
 def test_what_later_repeats_find_in_the_page_cache_is_told_of_all_together():

@@ -21,7 +21,7 @@ from headrace.bench.compare import (
     value_of,
 )
 from headrace.bench.metrics import Confidence
-from headrace.bench.report import comparison_lines, report_page, with_confidence
+from headrace.bench.report import comparison_lines, comparison_page, report_page, with_confidence
 from headrace.bench.results import load_run, load_runs, rank_blocks
 from headrace.bench.timeline import phases_of, slowest_steps, trace_events, trace_text
 from headrace.errors import BenchError
@@ -109,7 +109,7 @@ def test_the_page_has_a_table_behind_every_chart_and_needs_no_network(tmp_path):
         assert "<table>" in figure
         assert 'role="img"' in figure
     reported = " ".join(page.words)
-    for message in ("This is not an MLPerf result.", "90.00 %", "meets 90 %", "Bound by: storage.",
+    for message in ("This is not an MLPerf result.", "90.00 %", "meets 90 %", "bound by storage: as",
                  "barrier", "train step 1", "asked for: 90 %", "6.1"):  # fmt: skip
         assert message in reported
     assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
@@ -387,6 +387,32 @@ def test_repeats_of_one_run_give_confidence_of_au(tmp_path):
     assert (row.b.mean, row.b.half_width, row.a.half_width) == (80.0, 0.5, None)
     assert row.clear is None  # one side has no repeats
     assert row.change_half_width == pytest.approx(0.5 / 90)
+
+
+def test_what_bound_each_run_is_told_and_a_condition_on_one_bound_by_its_host_is_in_doubt(tmp_path):
+    write_run(tmp_path / "a", bound="page cache", bound_reason="in memory")
+    for number, bound in enumerate(("storage", "harness", "harness")):
+        write_run(tmp_path / f"b/{number}", bound=bound, bound_reason=f"as in {number}")
+    a, b = load_runs(tmp_path / "a"), load_runs(tmp_path / "b")
+    told = [
+        "bound by harness (2 of 3 runs), the first of these: as in 1",
+        "bound by storage (1 of 3 runs): as in 0",
+    ]
+    page = " ".join(Page(report_page(b, [])).words)
+    assert all(line in page for line in told)
+    lines = comparison_lines(compare(a, b))
+    assert lines[-3:] == ["A: bound by page cache: in memory", *(f"B: {line}" for line in told)]
+    page = " ".join(Page(comparison_page(compare(a, b), "AB")).words)
+    assert all(line in page for line in lines[-3:])
+    texts = ("au < 90.1", "au < -2%", "accelerators > 1")
+    conditions = [condition_of(text, changes=True) for text in texts]
+    doubt = "B was bound by harness (2 of 3 runs): that says nothing about the storage"
+    assert [(e.holds, e.doubt) for e in compare(a, b).judge(conditions)] == [
+        (True, doubt), (False, doubt), (True, None),
+    ]  # fmt: skip
+    back = compare(b, a).judge(conditions)
+    assert [e.doubt for e in back] == [None, doubt.replace("B", "A", 1), None]
+    assert back[1].document()["doubt"] == back[1].doubt
 
 
 def test_a_run_that_kept_its_repeats_is_all_of_them(tmp_path):

@@ -491,10 +491,9 @@ def test_repeats_keep_their_own_results_and_make_one_of_all(words, tmp_path):
     runs = load_runs(out)
     means = {each.name: measured(runs, each) for each in MEASURES}
     values = {each.name: value_of(whole, each) for each in MEASURES}
-    shares = {"wait_share", "barrier_share", "harness_share"}  # of the mean time
-    for name in values.keys() - shares:
+    for name, value in values.items():
         mean = means[name] and means[name].mean
-        assert values[name] == pytest.approx(mean, abs=1.0 if "bytes" in name else None), name
+        assert value == pytest.approx(mean, abs=1.0 if "bytes" in name else None), name
     for n, each in enumerate(kept, 1):
         assert each["headrace"]["repeats"] == 1
         assert {p.name for p in (out / f"repeats/{n}").iterdir()} == {

@@ -40,7 +40,8 @@ def test_a_run_of_one_step_says_that_nothing_is_known(bench, two_runs):
     assert ended.code == 0, ended.err
     assert "bound by unknown: no step counted" in ended.out
     assert "s were steps that do not count, as in DLIO the first of each epoch; they" in ended.out
-    assert "AU" not in bench("report", "few").out
+    reported = bench("report", "few").out
+    assert "AU " not in reported.partition("bound by unknown: no step counted")[0]
     ended = bench("compare", "two", "few", "--json")
     assert not {"au", "throughput", "io"} & {row["measure"] for row in ended.document["rows"]}
     ended = bench("compare", "two", "few", "--fail-if", "au < 0.5")
@@ -110,7 +111,20 @@ def test_report_compare_and_trace(bench, two_runs, tmp_path):
     ended = bench("report", "two")
     assert "AU " in ended.out
     assert "This is not an MLPerf result." in ended.out
+    for folder, host in (("two", "harness"), ("one", "processors")):
+        path = tmp_path / folder / "summary.json"
+        summary = json.loads(path.read_text())
+        summary["headrace"] |= {"bound": host, "bound_reason": "busy"}
+        path.write_text(json.dumps(summary))  # as if this host had been busy
+    assert "bound by harness: busy" in bench("report", "two").out
+    ended = bench("compare", "two", "one", "--fail-if", "au > 0.001")
+    assert ended.code == 1
+    assert "%); B was bound by processors: that says nothing about the storage" in ended.out
+    found = bench("compare", "two", "one", "--fail-if", "au > 0.001", "--json").document
+    assert found["conditions"][0]["doubt"].startswith("B was bound by processors: ")
+    assert [found["bounds"][name][0]["bound"] for name in "ab"] == ["harness", "processors"]
     ended = bench("report", "two", "--html", "page.html", "--json")
+    assert ended.document["bounds"][0]["reason"] == "busy"
     assert ended.document["html"] == "page.html"
     assert ended.document["measures"]["accelerators"]["mean"] == 2
     assert "This is not an MLPerf result." in (tmp_path / "page.html").read_text()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from headrace.bench.metrics import Confidence, confidence
+from headrace.bench.metrics import BY_HOST, Bound, Confidence, bounds_of, confidence
 from headrace.bench.results import differences, number_at, number_of
 from headrace.errors import BenchError
 
@@ -256,11 +256,30 @@ class RunComparison(NamedTuple):
     rows: list[ComparisonRow]
     differences: tuple[tuple[str, str, str], ...]
     """(what, in a, in b): with these, figures may differ for another reason than the one looked for."""
+    bounds: tuple[list[Bound], list[Bound]]
+    """What bounds a, and b."""
 
     @property
     def values(self) -> dict[str, tuple[float, float | None]]:
         """What conditions are about: by a measure's name, b's value and the change to it."""
         return {row.measure.name: (row.b.mean, row.change) for row in self.rows}
+
+    def judge(self, conditions: Sequence[Condition]) -> list[ConditionResult]:
+        """Which conditions hold, and which of them say nothing about the storage. Raises as `judge` does."""
+        results = judge(self.values, conditions)
+        return [each._replace(doubt=self._doubt(each.condition)) for each in results]
+
+    def _doubt(self, condition: Condition) -> str | None:
+        sides = list(zip("AB", self.bounds, strict=True))[0 if condition.change else 1 :]
+        by_host = [
+            f"{name} was bound by {bound.name}"
+            for name, bounds in sides
+            for bound in bounds
+            if bound.bound in BY_HOST
+        ]
+        if not by_host or condition.measure.better is None:
+            return None
+        return f"{', '.join(by_host)}: that says nothing about the storage"
 
 
 class ConditionResult(NamedTuple):
@@ -269,10 +288,15 @@ class ConditionResult(NamedTuple):
     condition: Condition
     value: float
     holds: bool
+    doubt: str | None = None
+    """Why it says nothing about the storage; None where that is not known."""
 
     def document(self) -> dict[str, Any]:
         """For JSON."""
-        return {"condition": self.condition.written, "found": self.value, "holds": self.holds}
+        return {
+            "condition": self.condition.written, "found": self.value, "holds": self.holds,
+            "doubt": self.doubt,
+        }  # fmt: skip
 
 
 def compare(a: Sequence[RunResult], b: Sequence[RunResult]) -> RunComparison:
@@ -293,7 +317,8 @@ def compare(a: Sequence[RunResult], b: Sequence[RunResult]) -> RunComparison:
         for measure in measures
         if (left := measured(a, measure)) and (right := measured(b, measure))
     ]
-    return RunComparison(rows, tuple(differences(a[0], b[0])))
+    bounds_a, bounds_b = (bounds_of([run.own for run in runs]) for runs in (a, b))
+    return RunComparison(rows, tuple(differences(a[0], b[0])), (bounds_a, bounds_b))
 
 
 def judge(

@@ -10,9 +10,9 @@ steady, how sure we are, and whether the result is about the storage at all.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -322,6 +322,47 @@ class BoundVerdict(NamedTuple):
     reason: str
 
 
+class Bound(NamedTuple):
+    """What bounds some of the runs of a result."""
+
+    bound: str
+    reason: str
+    """The first such run's."""
+    runs: int
+    of_runs: int
+
+    @property
+    def name(self) -> str:
+        """With the number of runs, where there are several."""
+        return f"{self.bound}{f' ({self.runs} of {self.of_runs} runs)' * (self.of_runs > 1)}"
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        first = ", the first of these" * (self.runs > 1)
+        return f"bound by {self.name}{first}: {self.reason}"
+
+
+def bounds_of(results: Sequence[Mapping[str, Any]]) -> list[Bound]:
+    """What bounds a run or repeats, the most frequent first; none where, as in DLIO's results, nobody says so.
+
+    Args:
+        results: what each run's summary.json has below `headrace`.
+    """
+    each: list[Mapping[str, Any]] = []
+    for own in results:
+        repeats = own.get("bound_of_repeats")
+        each += (
+            [own] if not isinstance(repeats, list) else [r for r in repeats if isinstance(r, dict)]
+        )
+    told = [(str(own["bound"]), str(own.get("bound_reason"))) for own in each if own.get("bound")]
+    reasons = dict(reversed(told))
+    counts = Counter(bound for bound, _ in told).most_common()
+    return [Bound(bound, reasons[bound], runs, len(each)) for bound, runs in counts]
+
+
+BY_HOST: Final = frozenset({"harness", "processors"})
+"""Bounds of the host that emulates: a figure then says nothing about the storage."""
 _HARNESS: Final = "the harness (this host, which was late with emulating accelerators)"
 _SAYS_NOTHING: Final = "; the figure says nothing about the storage: "
 _NOT_THE_STORAGE: Final = (

@@ -6,13 +6,13 @@ where the run's files have what it shows.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from headrace.base.text import aligned, bytes_text, counted, number_text, seconds_text
 from headrace.bench.compare import MEASURES, measure_named, measured, value_of
+from headrace.bench.metrics import bounds_of
 from headrace.bench.results import flat, number_at, number_of
 from headrace.bench.summary import NOT_MLPERF
 from headrace.bench.timeline import phases_of, slowest_steps
@@ -53,9 +53,6 @@ def report_page(runs: Sequence[RunResult], blocks: Sequence[RankBlock]) -> str:
     title = f"Storage benchmark: {name or run.folder}"
     simulated = run.provenance.get("simulated")
     note = f"The storage was simulated ({simulated}): its delays are not real." if simulated else ""
-    verdicts = Counter(
-        (str(each.own.get("bound") or ""), str(each.own.get("bound_reason") or "")) for each in runs
-    )
     figures = [
         (measure.title, with_confidence(value, measure.unit), measure.name)
         for measure in MEASURES
@@ -67,19 +64,14 @@ def report_page(runs: Sequence[RunResult], blocks: Sequence[RankBlock]) -> str:
         f'<p class="not-mlperf">{NOT_MLPERF} {safe(note)}</p>',
         _cards(runs),
         *(
-            f"<p><strong>Bound by: {safe(bound)}{_of_runs(count, runs)}.</strong> {safe(reason)}</p>"
-            for (bound, reason), count in verdicts.most_common()
-            if bound
+            f"<p><strong>{safe(bound.line)}</strong></p>"
+            for bound in bounds_of([each.own for each in runs])
         ),
         *_charts(runs, blocks),
         "<h2>All figures</h2>",
         table(["figure", "value", "its name in conditions"], figures),
         *_provenance(run),
     ])  # fmt: skip
-
-
-def _of_runs(count: int, runs: Sequence[RunResult]) -> str:
-    return f" ({count} of {len(runs)} runs)" if len(runs) > 1 else ""
 
 
 def _charts(runs: Sequence[RunResult], blocks: Sequence[RankBlock]) -> Iterator[str]:
@@ -324,6 +316,8 @@ def _comparison_notes(comparison: RunComparison) -> Iterator[str]:
         yield "± is the 95 % confidence interval over the repeats; more: wider than the value itself."
     if any(row.worse is not None and row.clear is None for row in comparison.rows):
         yield "Figures without ± on both sides were measured once: their changes may be noise."
+    for name, bounds in zip("AB", comparison.bounds, strict=True):
+        yield from (f"{name}: {bound.line}" for bound in bounds)
 
 
 def comparison_lines(comparison: RunComparison) -> list[str]:
@@ -334,12 +328,12 @@ def comparison_lines(comparison: RunComparison) -> list[str]:
 def comparison_page(comparison: RunComparison, names: Sequence[str]) -> str:
     """The page of two results side by side."""
     head, *cells = _comparison_cells(comparison)
-    notes = " ".join(_comparison_notes(comparison))
     return document("Two storage benchmarks", [
         "<h1>Two storage benchmarks</h1>",
         *(f'<p class="soft">{safe(name)}</p>' for name in names),
         f'<p class="not-mlperf">{NOT_MLPERF}</p>',
-        table(head, cells), f'<p class="soft">{safe(notes)}</p>',
+        table(head, cells),
+        *(f'<p class="soft">{safe(note)}</p>' for note in _comparison_notes(comparison)),
         *_titled("Run differently", [
             table(["what", "A", "B"], comparison.differences, words=True)
             if comparison.differences else ""

@@ -310,10 +310,19 @@ def _of_training(workload: Workload, run: BenchRecord) -> dict[str, Any]:
     window, batch = window_of(workload), workload.reader.batch_size
     each = [_of_repeat(workload, one) for one in run.repeats or [run]]
     own: dict[str, Any] = _mean(each) | {"page_cache_share": _cached_share(run)}
+    # Of the mean time the mean share, as reports have it: else the longest repeat would count most.
+    total_s, shares = own["time"]["total_s"], [metrics.TimeShares(**one["time"]) for one in each]
+    for part in ("compute", "wait", "harness", "barrier"):
+        own["time"][f"{part}_s"] = total_s * _mean([share.of(part) for share in shares])
     au = metrics.confidence([one["au_percent"] for one in each])
     ceiling_au = None
     if run.ceiling:
         ceiling_au = metrics.phase_figures(run.ceiling, batch, window, "mlcommons").au_mean_percent
+    if len(run.repeats) > 1:
+        of_repeats = [_of_training(workload, one) for one in run.repeats]
+        own["bound_of_repeats"] = [
+            {name: one[name] for name in ("bound", "bound_reason")} for one in of_repeats
+        ]
     verdict = metrics.verdict_of(
         au.mean, ceiling_au, metrics.TimeShares(**own["time"]), own["late_s"].get("p99", 0.0),
         workload.train.computation_time.mean_s, run.accelerators, own["page_cache_share"], run.cpu_use,
@@ -416,7 +425,7 @@ def metric_lines(summary: dict[str, Any]) -> list[str]:
             lines.append(f"[METRIC] {title}: {mean:.4f} ({deviation:.4f})")
     lines.append(rule)
     if "bound" in (own := summary["headrace"]):
-        lines.append(f"bound by {own['bound']}: {own['bound_reason']}")
+        lines += [bound.line for bound in metrics.bounds_of([own])]
         time = metrics.UncountedTime(**own["uncounted"])
         if time.uncounted_s > UNCOUNTED_MANY * time.all_s:
             lines.append(

@@ -42,6 +42,7 @@ def report(
 ) -> int:
     """Show a run: as a page that works offline (--html), as text, or as JSON."""
     from headrace.bench.compare import MEASURES, measured
+    from headrace.bench.metrics import bounds_of
     from headrace.bench.report import report_page, with_confidence
     from headrace.bench.results import load_runs, rank_blocks
     from headrace.bench.summary import NOT_MLPERF
@@ -49,11 +50,13 @@ def report(
     runs = load_runs(folder)
     measures = {m: value for m in MEASURES if (value := measured(runs, m)) is not None}
     output.write(html, lambda: report_page(runs, rank_blocks(runs[-1])))
+    bounds = bounds_of([run.own for run in runs])
     lines = [f"{m.title:<34} {with_confidence(v, m.unit)}" for m, v in measures.items()]
+    lines += [bound.line for bound in bounds]
     output.result({
         "folder": folder, "runs": [run.folder for run in runs], "html": html,
         "measures": {m.name: {**value.document(), "unit": m.unit} for m, value in measures.items()},
-        "not_mlperf": NOT_MLPERF,
+        "bounds": [bound._asdict() for bound in bounds], "not_mlperf": NOT_MLPERF,
     }, *([] if html else [*lines, NOT_MLPERF]))  # fmt: skip
     return exit_codes.OK
 
@@ -103,7 +106,7 @@ def compare(
     Of a recorded job and its emulation (two files that `headrace record` wrote): how far they are alike.
     """
     from headrace.bench.compare import compare as compare_runs
-    from headrace.bench.compare import condition_of, judge
+    from headrace.bench.compare import condition_of
     from headrace.bench.report import comparison_lines, comparison_page
     from headrace.bench.results import load_runs
     from headrace.bench.summary import NOT_MLPERF
@@ -118,7 +121,7 @@ def compare(
     conditions = [condition_of(text, changes=True) for text in fail_if or []]
     runs = load_runs(a), load_runs(b)
     comparison = compare_runs(*runs)
-    verdicts = judge(comparison.values, conditions)
+    verdicts = comparison.judge(conditions)
     failed = any(verdict.holds for verdict in verdicts)
     for what, left, right in () if output.as_json else comparison.differences:
         output.remark(f"note: {what} differs: {left}, {right}")
@@ -132,6 +135,10 @@ def compare(
         "differences": [
             {"what": what, "a": left, "b": right} for what, left, right in comparison.differences
         ],
+        "bounds": {
+            name: [bound._asdict() for bound in bounds]
+            for name, bounds in zip("ab", comparison.bounds, strict=True)
+        },
         "conditions": [v.document() for v in verdicts],
         "failed": failed, "not_mlperf": NOT_MLPERF,
     }, *names, *comparison_lines(comparison), *_verdict_lines(verdicts), NOT_MLPERF)  # fmt: skip
@@ -178,7 +185,8 @@ def _verdict_lines(verdicts: Sequence[ConditionResult]) -> Iterator[str]:
         value = (
             f"{verdict.value:+z.2%}" if condition.change else f"{verdict.value:g} {unit}".rstrip()
         )
-        yield f"{condition.written}{condition.reading}: {held} ({condition.measure.name} {value})"
+        but = f"; {verdict.doubt}" if verdict.doubt else ""
+        yield f"{condition.written}{condition.reading}: {held} ({condition.measure.name} {value}){but}"
 
 
 def storage(
