@@ -230,7 +230,8 @@ def test_a_result_is_called_storage_bound_only_when_the_harness_is_not():
 
 @pytest.mark.parametrize(
     ("wait", "barrier", "percent", "message"),
-    [(0.1, 1.9, 1.0, ", 19.0% to waiting at the barrier for others that did"), (1.5, 0.5, 15.0, "")],
+    [(0.1, 1.9, 1.0, ", 19.0% to waiting at the barrier for others that did"),
+     (1.5, 0.5, 15.0, ", 5.0% to waiting at the barrier for others")],
 )  # fmt: skip
 def test_who_waits_at_the_barrier_waits_for_the_storage_too(wait, barrier, percent, message):
     """An accelerator whose own data were there, as most are when one's come late."""

@@ -13,11 +13,31 @@ from typer.testing import CliRunner
 from headrace.bench.storage import Cell, StorageOptions, advice_of, characterise
 from headrace.cli.app import app
 from headrace.errors import BenchError, VolumeError
+from headrace.machine.host import CpuTimes
 
 SMALL = StorageOptions(size_bytes=8 << 20, seconds=0.002, files=70)
 
 
-def test_a_mount_is_characterised_and_left_as_it_was(tmp_path):
+@pytest.fixture
+def others(monkeypatch):
+    """Sets how many processors other programs seem to have."""
+
+    def have(cpus):
+        times = CpuTimes(0.0, 0.0, 0.0)
+        readings = iter((times, times._replace(at_s=1.0, busy_s=cpus)))
+        monkeypatch.setattr("headrace.bench.storage.cpu_times", lambda: next(readings))
+
+    return have
+
+
+def test_beside_other_programs_there_is_no_advice_on_packing(tmp_path, others):
+    others(0.3 * os.cpu_count())
+    advice = characterise(str(tmp_path), SMALL)["advice"]
+    assert [each["about"] for each in advice] == ["depth", "block size"]
+
+
+def test_a_mount_is_characterised_and_left_as_it_was(tmp_path, others):
+    others(0.0)
     (tmp_path / "mine").write_bytes(b"x")
     document = characterise(str(tmp_path), SMALL)
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
@@ -57,7 +77,7 @@ def test_the_command_prints_figures_or_json(tmp_path):
     ended = CliRunner().invoke(app, given)
     assert ended.exit_code == 0, ended.output
     for message in (
-        "one run: each line was measured once",
+        "one run: each line was measured once, for about 0.002 s; the next run, or a greater --seconds, ",
         "sequential write",
         "sequential 1 MiB",
         "random 64 KiB",

@@ -162,7 +162,7 @@ def test_sweep(bench, tmp_path):
                   "--no-ceiling")  # fmt: skip
     assert ended.code == 0, ended.err
     assert "until au<0.001: this storage feeds at least 2 accelerators" in ended.out
-    assert "fed: with so many, au<0.001 does not hold; bound by: what took" in ended.out
+    assert "fed: no where au<0.001 holds; bound by: what took" in ended.out
     ended = bench("sweep", *words, "--engine=null", "--accelerators=1..2", "--until=au<=100%",
                   "--no-ceiling", "--json")  # fmt: skip
     assert (ended.code, ended.document["most"]) == (1, None)

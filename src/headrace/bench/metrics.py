@@ -432,14 +432,16 @@ def verdict_of(  # noqa: C901, PLR0911, PLR0917 - all that is known
         reason += f"{_HARNESS} alone loses {(100 - ceiling_au) / lost:.0%} of what is lost"
         return BoundVerdict("harness", f"{reason}{_NOT_THE_STORAGE}")
     if harness > wait + barrier:
-        reason = f"{harness:.1%} of the time went to {_HARNESS}, {wait:.1%} to waiting for data"
+        reason = f"{harness:.1%} of the time went to {_HARNESS}, {wait:.1%} to waiting for data, "
+        reason += f"{barrier:.1%} to waiting at the barrier"
         return BoundVerdict("harness", f"{reason}{_NOT_THE_STORAGE}")
     if barrier > accelerators * (wait + harness):  # more than one can hold up all others
         longer = "at the barrier for accelerators that computed longer"
         return BoundVerdict("compute", f"{barrier:.1%} of the time was waiting {longer}")
     waited = f"{wait:.1%} of the time was waiting for data, {harness:.1%} went to the harness"
-    if barrier > wait:
-        waited += f", {barrier:.1%} to waiting at the barrier for others that did"
+    if barrier >= 0.0005:  # else it prints as 0
+        did = " that did" * (barrier > wait)
+        waited += f", {barrier:.1%} to waiting at the barrier for others{did}"
     if ceiling_au is not None:
         waited += f"; without storage AU is {ceiling_au:.2f} %"
     if sum(cpu_use) >= _BUSY_LEAST * cpus:

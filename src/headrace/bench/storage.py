@@ -27,7 +27,7 @@ from headrace.base.text import binary_text, rate_text
 from headrace.bench.content import Content
 from headrace.bench.metrics import percentiles
 from headrace.bench.staging import evict, residency_of
-from headrace.bench.summary import provenance
+from headrace.bench.summary import OTHERS_MANY, provenance
 from headrace.config import ReaderOptions
 from headrace.errors import BenchError
 from headrace.io.batch_reader import BatchReader
@@ -107,12 +107,15 @@ def characterise(path: str, options: StorageOptions | None = None) -> dict[str, 
         except OSError as e:
             raise write_error(e, e.filename or folder) from e
     now = cpu_times()
-    others = begun.until(now).others
+    others, cpus = begun.until(now).others, os.cpu_count() or 1
+    if others >= OTHERS_MANY * cpus:  # the rates of small samples are of processors, too
+        document["advice"] = [each for each in document["advice"] if each["about"] != "packing"]
     return {
         "path": os.path.abspath(path),
         **document,
         "seconds": now.at_s - begun.at_s,
-        "cpus": os.cpu_count() or 1,
+        "cpus": cpus,
+        "seconds_each": options.seconds,
         "other_cpus": None if math.isnan(others) else others,
         "provenance": provenance(path, ["headrace", "bench", "storage", path]),
     }

@@ -221,7 +221,10 @@ def _storage_lines(document: dict[str, Any]) -> Iterator[str]:
     mount = document["provenance"]["mount"]
     past = "past the page cache" if document["direct"] else "through the page cache"
     yield f"{document['path']}: {mount.get('type', '?')} on {mount.get('source', '?')}, {past}"
-    yield "one run: each line was measured once; the next run tells how far figures vary"
+    yield (
+        f"one run: each line was measured once, for about {document['seconds_each']:g} s; the next run, or a "
+        "greater --seconds, tells how far figures vary"
+    )
     sequential, by_block = document["sequential"], dict[int, list[str]]()
     written = [f"{rate_text(r)} by {n}" for n, r in sequential["write_bytes_per_s"].items()]
     yield f"sequential write   {', '.join(written)} at a time"
@@ -256,7 +259,7 @@ def _storage_lines(document: dict[str, Any]) -> Iterator[str]:
         yield f"{title:<18} {', '.join(rates)} ({what})"
     if (others := document["other_cpus"]) is not None:
         many = others >= OTHERS_MANY * document["cpus"]
-        but = ": figures may be too low, measure again when they are done" if many else ""
+        but = ": figures may be too low: measure again, for advice on packing, too" * many
         yield f"{'other programs':<18} had {others:.1f} of {document['cpus']} processors meanwhile{but}"
     for advice in document["advice"]:
         yield f"{'advice: ' + advice['about']:<18} {advice['why']}"
@@ -355,7 +358,7 @@ def _print_sweep(
     lines = aligned(cells)
     late = any(probe.bound == "harness" for probe in result.probes)
     lines.append(
-        f"fed: with so many, {condition.written} does not hold; bound by: what took the rest of the time"
+        f"fed: no where {condition.written} holds; bound by: what took the rest of the time"
         f"{' (harness: this host was late with emulating them)' * late}"
     )
     if (over := result.first_over) is not None:
