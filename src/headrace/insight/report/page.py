@@ -357,7 +357,7 @@ def headline(run: TraceFigures) -> str:
         return "No step was written: there is nothing to tell."
     stall = stall_of(run.total)
     together = len(run.loaders) > 1
-    all_of = f" All {len(run.loaders)} loaders count; explain(loader) tells of one." * together
+    all_of = f" This counts all {len(run.loaders)} loaders, those of validation too." * together
     share = percent_text(stall)
     if not run.names_causes:
         return f"Data was there in time: {share} of the ranks' time went to waiting for it.{all_of}"
@@ -425,7 +425,7 @@ def _verdict(run: TraceFigures) -> Iterator[str]:
     yield f"<p>{safe(next(iter(run.causes)).sentence if run.names_causes else _no_stall(run))}</p>"
     if verdict.evidence and run.names_causes:
         yield "<ul>" + "".join(f"<li>{safe(one)}</li>" for one in verdict.evidence) + "</ul>"
-    if verdict.action:
+    if verdict.action and run.names_causes:
         action = verdict.action[:1].upper() + verdict.action[1:].rstrip(".") + "."
         if verdict.gain_s > 0:
             how = f" ({verdict.gain_from})" if verdict.gain_from else ""
@@ -441,13 +441,13 @@ def _verdict(run: TraceFigures) -> Iterator[str]:
 
 def _no_stall(run: TraceFigures) -> str:
     waited, share = seconds_text(run.of("waited_s")), percent_text(stall_of(run.total))
-    return f"No stall worth naming: {waited} of all ranks together, {share} of their time."
+    return f"No stall worth naming, and nothing to do: {waited} of all ranks together, {share} of their time."
 
 
 def _counted(run: TraceFigures) -> str:
     waited, more = duration_text(run.of("waited_s")), duration_text(run.slower_s)
-    slower = f", and about {more} for slower ranks" if run.slower_s else ""
-    return f"Shares are of the {waited} that steps of all ranks waited for their own data{slower}."
+    slower = f" Waiting for slower ranks took about {more} more." if run.slower_s else ""
+    return f"All ranks together waited {waited} for their own data; shares are of that.{slower}"
 
 
 def _about(run: TraceFigures) -> Iterator[str]:
@@ -523,7 +523,7 @@ def _blocks(run: TraceFigures) -> Iterator[Iterable[str]]:
             _counted(run),
             f"What the awaited batches were doing: {doing}",
         )
-    if waited_s > 0 and verdict is not None and verdict.action:
+    if waited_s > 0 and verdict is not None and verdict.action and run.names_causes:
         saved = f"{seconds_text(verdict.gain_s)} of {seconds_text(verdict.stall_s)}"
         gain = f"  expected to save {saved} ({verdict.gain_from})"
         yield f"What to do: {verdict.action}", *((gain,) if verdict.gain_s > 0 else ())
