@@ -24,6 +24,7 @@ from headrace.control.publishing import (
     tier_bytes,
 )  # fmt: skip
 from headrace.control.stalls import Evidence, verdict_of
+from headrace.io.objects.faults import RemoteStats
 from headrace.machine.host import file_system_of, mounts
 from headrace.plane.stage import ConsumerStats, StageStats
 from headrace.telemetry.messages import parse_message
@@ -373,6 +374,18 @@ def test_nothing_waited_has_no_cause():
         [stage("a", bytes_by_tier={"ram": 5}), stage("b", bytes_by_tier={"ram": 2})],
     ) == {"ram": 3}
     assert Totals().stall_s == {}
+
+
+def test_bytes_of_other_nodes_are_not_told_as_those_of_storage():
+    def look(count, source, served):
+        remote = RemoteStats(bytes=served, peer_bytes=served)
+        each = stage("prefetch", bytes_by_tier={"source": source}, remote=remote)
+        return PlaneReading(consumer=ConsumerStats(batches=count, bytes=source), stages=(each,))
+
+    totals, first = Totals(), look(1, 100, 70)
+    totals.add("headrace://job", first, PlaneReading())
+    totals.add("headrace://job", look(2, 150, 200), first)  # what lay between samples is nobody's
+    assert totals.tier_bytes["headrace://job"] == {"peer": 120, "source": 30}
 
 
 def test_the_file_system_of_a_path(tmp_path):

@@ -68,6 +68,11 @@ def split_wait(
     return {cause: seconds for cause, seconds in causes.items() if seconds > 0.0}
 
 
+def _from_peers(stages: Sequence[StageStats]) -> int:
+    """Bytes that other nodes have served so far, those between samples included."""
+    return max((stage.remote.peer_bytes for stage in stages if stage.remote is not None), default=0)
+
+
 def _grown(before: float, now: float) -> float:
     return now - before if now >= before else now
 
@@ -134,6 +139,9 @@ class Totals:
         for cause, seconds in split_wait(waited_s, before.stages, look.stages, verdict).items():
             _grow(self.stall_s, system, cause, seconds)
         tiers = tier_bytes(before.stages, look.stages)
+        if fetched := int(_grown(_from_peers(before.stages), _from_peers(look.stages))):
+            near = min(tiers.get("source", 0), fetched)  # the reader knows not who served it
+            tiers |= {"peer": near, "source": tiers.get("source", 0) - near}
         rest = max(0, now.bytes - then.bytes) - sum(tiers.values())
         if any(stage.name == "node" for stage in look.stages):
             tiers["node"] = tiers.get("node", 0) + max(0, rest)  # what no stage accounts for

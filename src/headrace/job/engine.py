@@ -362,6 +362,7 @@ class JobEngine(Closing):
         return RemoteStats(
             reads=sum(figures.get(name, 0) for name in served),
             bytes=sum(figures.get(name.replace("reads", "bytes"), 0) for name in served),
+            peer_bytes=figures.get("bytes", 0) + figures.get("bytes_elsewhere", 0),
             retries=figures.get("reads_elsewhere", 0) + figures.get("reads_last", 0),
             failures=figures.get("failed", 0),
         )  # fmt: skip

@@ -169,6 +169,7 @@ class RemoteStats:
         reads: finished reads, those that were given up included.
         requests: requests sent, repeated and doubled ones included.
         bytes: bytes fetched, those between samples included.
+        peer_bytes: those of them that other nodes of the job served.
         retries: requests that were repeated after a fault.
         hedges: requests that were sent a second time because the first was slow.
         hedges_won: those of them that were answered before the first.
@@ -183,6 +184,7 @@ class RemoteStats:
 
     reads: int = 0
     requests: int = 0
+    peer_bytes: int = 0
     retries: int = 0
     hedges: int = 0
     hedges_won: int = 0
