@@ -58,6 +58,7 @@ def test_what_is_planned_is_readable_and_what_is_staged_is_checked(photos, tmp_p
             job.each("stage")
             same(store, photos)  # a store that was opened early goes on, from the nodes now
             later = store.objects.figures()
+            assert store.objects.stats().peer_bytes == later["bytes"] > 0
             assert later["reads"] > 0
             assert later["reads_last"] == figures["reads_last"]
 
