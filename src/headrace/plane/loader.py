@@ -59,7 +59,10 @@ class Cursor:
     Attributes:
         share: which positions are this rank's.
         last_order_hash: the order hash of the last epoch that was delivered to its end, or None.
+        stats: what was delivered; whoever makes batches has it.
     """
+
+    stats: LoaderStats
 
     def __init__(self, order: Order, share: Share, fingerprint: str) -> None:
         self._order = share.order = order
