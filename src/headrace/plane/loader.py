@@ -59,10 +59,10 @@ class Cursor:
     Attributes:
         share: which positions are this rank's.
         last_order_hash: the order hash of the last epoch that was delivered to its end, or None.
-        stats: what was delivered; whoever makes batches has it.
     """
 
-    stats: LoaderStats
+    if TYPE_CHECKING:
+        stats: LoaderStats  # of whoever makes batches
 
     def __init__(self, order: Order, share: Share, fingerprint: str) -> None:
         self._order = share.order = order
