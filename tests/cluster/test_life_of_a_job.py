@@ -80,7 +80,7 @@ def test_the_life_of_a_job(cluster, tmp_path):
     tasks = jobs_of(cluster("status", job, "--json"))
     assert [(t["job"], t["name"]) for t in tasks] == [(f"{job}_{i}", "sweep") for i in range(3)]
     shown = cluster("status").stdout
-    assert re.search(rf"^{job}_\[0-[12]\] +sweep +running", shown, re.MULTILINE), shown
+    assert re.search(rf"^{job}_\[0-[12]\] +sweep +(\S+ +)?running", shown, re.MULTILINE), shown
     assert "is RUNNING" in cluster("resubmit", job, code=3).stderr
     assert f"Name one: {job}_0" in cluster("logs", job, code=3).stderr
 
