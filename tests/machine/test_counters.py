@@ -24,8 +24,11 @@ def test_a_counter_that_begins_anew_counts_from_zero():
 @given(st.floats(), st.floats(), st.sampled_from([32, 64]))
 def test_growth_is_never_negative_nor_infinite(before, now, bits):
     growth = grown(before, now, bits)
-    assert growth >= 0
-    assert not math.isnan(growth)
+    assert 0 <= growth < math.inf
+
+
+def test_what_no_counter_shows_has_not_grown():
+    assert grown(3e9, -1294967297.0, 32) == grown(-5.0, 3.0) == grown(math.nan, 1.0) == 0.0
 
 
 def test_what_is_new_has_grown_by_nothing_and_what_comes_back_is_new():

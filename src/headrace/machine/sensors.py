@@ -42,15 +42,15 @@ lower half of it cannot have wrapped."""
 
 def grown(before: float, now: float, bits: int = 64) -> float:
     """How much a counter has grown between two readings; never negative."""
-    if not (math.isfinite(before) and math.isfinite(now)):
-        return 0.0
+    if not (0.0 <= before < math.inf and 0.0 <= now < math.inf):
+        return 0.0  # no counter's
     if now >= before:
         return now - before
     span = float(1 << bits)
     around = now + span - before
     if before < span and before > _FRESH * span and around < _FRESH * span:
         return around
-    return max(0.0, now)  # it began anew
+    return now  # it began anew
 
 
 class Growth:
