@@ -334,7 +334,9 @@ class Bound(NamedTuple):
     @property
     def name(self) -> str:
         """With the number of runs, where there are several."""
-        return f"{self.bound}{f' ({self.runs} of {self.of_runs} runs)' * (self.of_runs > 1)}"
+        if self.of_runs == 1:
+            return self.bound
+        return f"{self.bound} ({self.runs} of {self.of_runs} runs)"
 
     @property
     def line(self) -> str:
@@ -355,9 +357,9 @@ def bounds_of(results: Sequence[Mapping[str, Any]]) -> list[Bound]:
         each += (
             [own] if not isinstance(repeats, list) else [r for r in repeats if isinstance(r, dict)]
         )
-    told = [(str(own["bound"]), str(own.get("bound_reason"))) for own in each if own.get("bound")]
-    reasons = dict(reversed(told))
-    counts = Counter(bound for bound, _ in told).most_common()
+    known = [(str(own["bound"]), str(own.get("bound_reason"))) for own in each if own.get("bound")]
+    reasons = dict(reversed(known))
+    counts = Counter(bound for bound, _ in known).most_common()
     return [Bound(bound, reasons[bound], runs, len(each)) for bound, runs in counts]
 
 

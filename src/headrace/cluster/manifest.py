@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from headrace.base.documents import DocumentKind
 from headrace.base.files import explained, read_file, replace_file
@@ -553,6 +553,9 @@ def _launches(
     return launches
 
 
+_LIVES_MOST: Final = 64
+
+
 def interruptions(
     folder: Path, job: str, restarts: int, since_s: float, until_s: float
 ) -> list[tuple[float, str]]:
@@ -563,9 +566,6 @@ def interruptions(
     )
     went_on = {"continued", "requeued"}
     return [(one.ended_s, one.why) for one in launches if one.why and one.outcome in went_on]
-
-
-_LIVES_MOST = 64
 
 
 def told_by_run(

@@ -412,6 +412,10 @@ assert _PACKED.size == _DELIVERY.itemsize
 _put: Final = _PACKED.pack_into
 
 
+def _nobody_writes() -> None:
+    pass
+
+
 class StepLog:
     """The last steps of a loader: one thread adds, others take.
 
@@ -422,7 +426,7 @@ class StepLog:
         marks: what had been counted when the last passes began.
         left_out: the last samples that were left out, until somebody takes them from there.
         first: is called once, by the next `add`: whoever takes steps can sleep until there are some.
-        settle: returns when whoever writes steps has written those so far; None: nobody does.
+        settle: returns when whoever writes steps has written those so far.
     """
 
     def __init__(self, most: int = 4096) -> None:
@@ -437,7 +441,7 @@ class StepLog:
         self.marks: deque[PassMark] = deque(maxlen=MARKS)
         self.left_out: deque[LeftOut] = deque(maxlen=most)
         self.first: Callable[[], object] | None = None
-        self.settle: Callable[[], object] | None = None
+        self.settle: Callable[[], object] = _nobody_writes
         self._write(0, (0, 0, 0, 0), (0, 0, 0), (0.0, 0.0), _NOTHING)
 
     def _write(

@@ -33,7 +33,7 @@ from headrace.errors import DecodeError, HeadraceError, VolumeError
 from headrace.plane import augment
 from headrace.plane.augment import Op
 from headrace.plane.batch import Batch, Skipped
-from headrace.plane.images import ImageBatch
+from headrace.plane.images import TOO_LARGE, ImageBatch
 from headrace.plane.stage import ReadStage, StageStats
 
 if TYPE_CHECKING:
@@ -453,7 +453,7 @@ class Decoding(_DecodeThreads):
                 mask = reason if of_mask else self._replace(native, job, sample, reason)
             except Exception as e:  # noqa: BLE001 - whatever Pillow raises
                 why = f"is no picture that can be decoded: {reason}; Pillow: {e}"
-                if str(e).endswith(_TOO_LARGE):
+                if str(e).endswith(TOO_LARGE):
                     why = f"is too large: {e}: give a larger Images(max_pixels=...)"
                 refused.add(sample, why, e)
                 continue
@@ -511,7 +511,7 @@ class Decoding(_DecodeThreads):
         """Decode with Pillow what the native decoders refused; returns what is wrong with its mask, or ''."""
         from headrace.plane.rare_pictures import by_pillow  # Pillow takes a while to import
 
-        if reason.endswith(_TOO_LARGE):
+        if reason.endswith(TOO_LARGE):
             raise ValueError(reason)
         slot = sample * native.parts + self._part
         start = int(native.offsets[slot])
@@ -525,10 +525,6 @@ class Decoding(_DecodeThreads):
                 int(native.indices[sample]), reason,
             )  # fmt: skip
         return mask
-
-
-_TOO_LARGE: Final = " of max_pixels"
-"""How the reasons of pictures that are too large end."""
 
 
 def boxes_of(images: Images, index: int, parts: Mapping[str, memoryview]) -> NDArray[np.float64]:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+TOO_LARGE: Final = " of max_pixels"
+"""How reasons end, the native decoders' and Pillow's, of pictures that are too large."""
+
 _EXTENSIONS: Final = ("jpg", "jpeg", "png", "webp", "img", "image", "bmp", "gif", "tif", "tiff")
 """Parts of a sample that may be its picture, by their names."""
 

@@ -132,8 +132,7 @@ class Cursor:
 
         Of an opportunistic order up to 4 kB: it has which samples come first.
         """
-        if self.stats.steps.settle is not None:
-            self.stats.steps.settle()
+        self.stats.steps.settle()
         return self._state.to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image, ImageOps
 
+from headrace.plane.images import TOO_LARGE
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.ImageFile import ImageFile
@@ -26,7 +28,7 @@ def by_pillow(encoded: bytes, images: Images) -> NDArray[np.uint8]:
     with _opened(encoded) as picture:
         if picture.width * picture.height > images.max_pixels:
             size = f"it has {picture.width} x {picture.height} pixels"
-            raise ValueError(f"{size}, more than the {images.max_pixels} of max_pixels")
+            raise ValueError(f"{size}, more than the {images.max_pixels}{TOO_LARGE}")
         upright = ImageOps.exif_transpose(picture) if images.orient else picture
         if images.background is not None and upright.has_transparency_data:
             behind = Image.new("RGBA", upright.size, (*images.background, 255))

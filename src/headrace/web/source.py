@@ -190,9 +190,9 @@ class ClusterSource:
         if isinstance(history, FileHistory):
             by_minute = history.minutes(since_s, until_s, job_id, fine_until_s=fine_until_s)
             is_fine = any(at % BUCKET_S for at in by_minute)  # older agents kept minutes alone
-            widths = {True: float(FINE_S), False: float(BUCKET_S)}
+            fine_until_s = fine_until_s if is_fine else 0.0
             return [
-                (at, records, widths[is_fine and at - at % BUCKET_S < fine_until_s])
+                (at, records, float(FINE_S if at - at % BUCKET_S < fine_until_s else BUCKET_S))
                 for at, records in by_minute.items()
             ]
         step = max(60.0, (until_s - since_s) / WINDOWS)

@@ -377,8 +377,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         generators are most of it. May be called at any time, also before the first batch. What is
         exact is said in the how-to page "Train with PyTorch".
         """
-        if (settle := self._headrace.stats.steps.settle) is not None:
-            settle()
+        self._headrace.stats.steps.settle()
         progress = self._headrace.progress
         if self._headrace.resumption is not None:
             return copy.deepcopy(dict(self._headrace.resumption.state))
