@@ -26,6 +26,9 @@ for (const e of document.body.querySelectorAll('*')) {
 if (document.documentElement.scrollWidth > width) found.push('page ' + document.documentElement.scrollWidth);
 return found;
 """
+_VISIBLE = """[...document.querySelectorAll(arguments[0])].filter(e => {
+  const b = e.getBoundingClientRect(); return b.width > 0 && b.height > 0 && e.checkVisibility(); })
+"""
 
 
 def missing() -> str | None:
@@ -105,11 +108,12 @@ class Browser:
 
     def visible(self, selector: str) -> list[Any]:
         """The elements that have a size and are shown."""
-        found: list[Any] = self.run(
-            "return [...document.querySelectorAll(arguments[0])].filter(e => {"
-            "const b = e.getBoundingClientRect(); return b.width > 0 && b.height > 0 && e.checkVisibility()})",
-            selector,
-        )
+        found: list[Any] = self.run(f"return {_VISIBLE}", selector)
+        return found
+
+    def texts(self, selector: str) -> list[str]:
+        """What stands in the visible elements, read at once: a page that moves may replace them meanwhile."""
+        found: list[str] = self.run(f"return {_VISIBLE}.map(e => e.innerText.trim())", selector)
         return found
 
     def unroll(self) -> None:

@@ -86,8 +86,8 @@ def test_everything_is_there_legible_and_within_the_window(browser, page, look):
     figures, charts = browser.visible("figure"), browser.visible("figure > svg")
     assert len(figures) == len(charts) == len(browser.visible("figure > details"))
     assert all(chart.size["width"] > 280 for chart in charts)
-    assert {caption.text for caption in browser.visible("figcaption")} >= CHARTS
-    assert [p.text for p in browser.visible(".not-mlperf")] == ["This is not an MLPerf result."]
+    assert set(browser.texts("figcaption")) >= CHARTS
+    assert browser.texts(".not-mlperf") == ["This is not an MLPerf result."]
     assert len(browser.visible(".cards li")) >= 6
     assert browser.too_wide() == []
     assert browser.run(TEXTS) == []
@@ -134,11 +134,11 @@ def checkpoints(tmp_path_factory):
 def test_checkpoints_have_their_charts_and_no_empty_headings(browser, checkpoints, look):
     browser.open(checkpoints, **LOOKS[look])
     assert browser.said_and_asked() == ([], [])
-    headings = [each.text for each in browser.visible("h2")]
+    headings = browser.texts("h2")
     assert headings == ["Checkpoints", "All figures", "Where and how it ran", "The workload"]
-    captions = [each.text for each in browser.visible("figcaption")]
+    captions = browser.texts("figcaption")
     assert captions == ["Time to save each checkpoint", "Time to read each back"]
-    assert "checkpoints by fsync" in browser.visible(".soft")[0].text
+    assert "checkpoints by fsync" in browser.texts(".soft")[0]
     assert browser.too_wide() == []
     assert browser.run(TEXTS) == []
 

@@ -405,7 +405,7 @@ def page(folder, tmp_path_factory):
 @pytest.mark.parametrize("look", LOOKS)
 def test_the_page_is_whole_and_legible(page, browser, tmp_path, look):
     browser.open(page, **LOOKS[look])
-    titles = {e.text for e in browser.visible("figcaption")}
+    titles = set(browser.texts("figcaption"))
     assert titles == TITLES
     assert not browser.too_wide()
     assert not browser.run(TEXTS)

@@ -80,13 +80,13 @@ def test_the_leaderboard_fits_a_phone(browser, site):
         "const b = document.querySelector('#jobs table'); return [b.offsetWidth, innerWidth]"
     )
     assert wide <= room
-    heads = [e.text for e in browser.visible("#jobs th[scope=col]")]
+    heads = browser.texts("#jobs th[scope=col]")
     assert [head.split(" ")[0] for head in heads] == ["Job", "Lost", "Waits", "Cause"]
 
 
 def test_causes_are_words(browser, site):
     show(browser, site, "/")
-    keys = until(lambda: [e.text for e in browser.visible("#causekeys li")])
+    keys = until(lambda: browser.texts("#causekeys li"))
     assert not any("_" in key for key in keys)
     assert (
         browser.run("return (await import('/static/core.js')).causeName('slow_rank')")
