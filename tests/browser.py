@@ -113,7 +113,9 @@ class Browser:
 
     def texts(self, selector: str) -> list[str]:
         """What stands in the visible elements, read at once: a page that moves may replace them meanwhile."""
-        found: list[str] = self.run(f"return {_VISIBLE}.map(e => e.innerText.trim())", selector)
+        found: list[str] = self.run(
+            f"return {_VISIBLE}.map(e => (e.innerText ?? e.textContent).trim())", selector
+        )
         return found
 
     def unroll(self) -> None:

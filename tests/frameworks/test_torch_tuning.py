@@ -129,6 +129,17 @@ def test_what_waits_for_nothing_is_not_learned(hot, windows, monkeypatch):
     assert loader._headrace.watcher._ahead.figures.planned <= watched(loader)
 
 
+def test_what_was_learned_is_not_read_ahead_while_nothing_waits(hot, windows, monkeypatch):
+    monkeypatch.setattr(watching, "CALM_SHARE", 2.0)
+    loader = DataLoader(Hidden(hot), 2, collate_fn=list)
+    for _ in range(3):
+        assert [s for batch in loader for s in batch] == [content(i) for i in range(COUNT)]
+    watcher = loader._headrace.watcher
+    assert watcher._ahead._files.knowledge.known
+    assert watcher._ahead.figures.planned == 0
+    assert not watcher.wants_more
+
+
 def test_what_begins_to_wait_is_learned_and_read_ahead(hot, windows, monkeypatch):
     monkeypatch.setattr(watching, "CALM_SHARE", 0.5)
     slow = []

@@ -14,6 +14,7 @@ from headrace.io.replaced import real_open
 from headrace.plane.read_ahead import ReadAhead, ReadAheadOptions
 from headrace.plane.stage import Stage
 from plane.ahead_files import Hidden, Listed, content, drop_pages, make_files, serve, settle
+from tests_shared import until
 
 COUNT = 120
 PLAIN = ReadAheadOptions(bypass=False)
@@ -196,7 +197,7 @@ def test_a_dataset_that_raises_leaves_nothing_behind(paths, ahead):
             raise RuntimeError
     assert ahead.figures.skipped == 20
     assert not ahead.planned
-    assert ahead.stats().buffered_bytes == 0
+    until(lambda: ahead.stats().buffered_bytes == 0)
 
 
 def test_a_plan_that_nobody_follows_switches_itself_off_and_says_why(paths):
@@ -214,6 +215,34 @@ def test_a_plan_that_nobody_follows_switches_itself_off_and_says_why(paths):
         assert ahead.figures.planned == ahead.figures.skipped == 2 * first  # then it stopped
         assert "0 were used" in ahead.why_off
         assert ahead.why_off in ahead.explain()
+
+
+def test_samples_whose_files_are_unknown_drop_nothing_that_is_planned(tmp_path):
+    """One of a hundred samples is known, as after an epoch of which little was learned."""
+    paths = make_files(tmp_path / "files", COUNT)
+    with ReadAhead(100 * COUNT, options=PLAIN) as ahead:
+        for i in range(COUNT):
+            ahead._files.knowledge.learn(100 * i, [paths[i]])
+        ahead.coming(range(800))
+        settle(ahead)
+        for key in range(800):
+            with ahead.sample(key):
+                if key % 100 == 0:
+                    Path(paths[key // 100]).read_bytes()
+        assert (ahead.figures.served, ahead.figures.skipped) == (8, 0)
+
+
+def test_what_is_let_go_is_opened_as_ever(paths, ahead):
+    ahead.coming(range(COUNT))
+    settle(ahead)
+    ahead.let_go()
+    assert builtins.open is real_open
+    assert ahead.planned == {}
+    until(lambda: ahead.stats().buffered_bytes == 0)
+    order = list(range(COUNT))
+    assert serve(ahead, Listed(paths), order) == [content(i) for i in order]
+    assert ahead.figures.planned == ahead.figures.served + ahead.figures.skipped
+    assert ahead.why_off is None
 
 
 def test_a_wrong_guess_is_given_up_for_what_is_learned(paths):

@@ -333,9 +333,20 @@ class ReadAhead(Closing):
         return self._bypass.paused and not self._files.watching
 
     @property
-    def only_learns(self) -> bool:
-        """Whether samples are watched for the sake of later ones alone: nothing is planned now."""
-        return self.options.bypass and self._files.watching and not self.planned
+    def learns(self) -> bool:
+        """Whether samples are watched to learn their files, and may go unwatched while that pays nothing."""
+        return self.options.bypass and self._files.watching
+
+    def let_go(self) -> None:
+        """Drop what was announced and planned: its files are opened as ever."""
+        with self._lock:
+            self._later.clear()
+            for planned in (left := self._plan.clear()):
+                self._leave(planned)
+            self.figures.skipped += len(left)
+            if self._serves:
+                opens.stop_serving(self)
+                self._serves = False
 
     # -- samples -------------------------------------------------------------------------------
 
@@ -360,7 +371,7 @@ class ReadAhead(Closing):
             if sample.occurrence is not None:
                 self._strays = 0
                 self._pass(sample.occurrence.number)
-            elif self._plan:
+            elif self._plan and self._files.of(sample.key):  # else nothing was to be planned
                 self._catch_up(sample.key)
 
     def _catch_up(self, key: int | str) -> None:

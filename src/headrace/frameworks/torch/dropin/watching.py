@@ -200,8 +200,12 @@ REST_BATCHES_MAX = 1024
 """Where nothing is read ahead, batches go unwatched: first few, then up to this many in a row."""
 
 CALM_SHARE = 0.05
-"""Of the time that fetching takes. Whoever stands still for less does not wait for files: which ones samples
-open is not learned then, as that costs 15 microseconds a sample, as much as 4 kB from the page cache."""
+"""Of the time that fetching takes. Whoever stands still for less, though hardly any file was read ahead, does
+not wait for files. Which ones samples open is not learned then, nor are those that are known read ahead: that
+costs 15 microseconds a sample and more, as much as 4 kB from the page cache."""
+
+AHEAD_SHARE = 0.1
+"""Of the samples of a window. With more files read ahead, that may be why nobody waits."""
 
 CALM_WINDOW_S = 0.02
 """Fetching time that is judged together: how long it waited for a processor costs 20 microseconds to ask."""
@@ -260,8 +264,12 @@ class Watcher:
         self._foretold = 0  # batches said to come that have not come
         self._rest = 0  # batches that are left unwatched
         self._rest_next = 4
-        self._calm = False  # the last window of fetching waited for nothing
+        self._calm = (
+            False  # fetching waits for nothing: once so, it takes two windows to say otherwise
+        )
+        self._disturbed = True  # the last window waited
         self._window_s = self._stopped_s = 0.0
+        self._window_samples = self._served = 0
         self._queued_ns = 0
         self._batches = 0  # that were fetched
         self._read_first: tuple[int, int, int] | None = None
@@ -276,7 +284,9 @@ class Watcher:
     def wants_more(self) -> bool:
         """Whether it helps to know of batches long before they are asked for."""
         ahead = self._ahead
-        return ahead is not None and not self._rest and not ahead.bypassed and ahead.why_off is None
+        if ahead is None or self._rest or self._pays_nothing(ahead):
+            return False
+        return not ahead.bypassed and ahead.why_off is None
 
     @property
     def waited_s(self) -> float:
@@ -311,10 +321,20 @@ class Watcher:
         waited_s = (
             self._stopped_s - (self._queued_ns - before) * 1e-9 if before else self._stopped_s
         )
-        self._calm = waited_s <= CALM_SHARE * self._window_s
+        ahead = self._ahead
+        served = 0 if ahead is None else ahead.figures.served
+        was_disturbed, self._disturbed = (
+            self._disturbed,
+            (
+                waited_s > CALM_SHARE * self._window_s
+                or served - self._served > AHEAD_SHARE * self._window_samples
+            ),
+        )
+        self._calm = not self._disturbed or (self._calm and not was_disturbed)
         self._window_s = self._stopped_s = 0.0
+        self._window_samples, self._served = 0, served
         self._note_reads()
-        if not self._calm and self._rest and self._ahead is not None and self._ahead.only_learns:
+        if not self._calm and self._rest and ahead is not None and ahead.learns:
             self._rest, self._rest_next = 0, 4
 
     def watched(self, index: Any) -> Any:
@@ -322,6 +342,7 @@ class Watcher:
         ahead = self._ahead
         if ahead is None or not self._steps or type(index) is not list:
             return index
+        self._window_samples += len(index)
         if (ahead.bypassed and not ahead.planned) or self._rests(ahead):
             return index
         if ahead.reads:
@@ -380,8 +401,13 @@ class Watcher:
             self._ahead = ReadAhead.for_dataset(
                 self._dataset, self._reading.options, log=self._reading.log
             )
-        if self._ahead is not None and not self._rest:
-            self._ahead.coming(batch if isinstance(batch, (list, tuple)) else [batch])
+        ahead = self._ahead
+        if ahead is not None and not self._rest and not self._pays_nothing(ahead):
+            ahead.coming(batch if isinstance(batch, (list, tuple)) else [batch])
+
+    def _pays_nothing(self, ahead: ReadAhead) -> bool:
+        """Whether learning and reading ahead would hide nothing now."""
+        return self._calm and ahead.learns
 
     def _note_reads(self) -> None:
         """Note whether this thread reads more than the messages that say which batches are wanted."""
@@ -398,7 +424,10 @@ class Watcher:
         if self._rest:
             self._rest -= 1
             return True
-        if ahead.why_off is not None or (self._calm and ahead.only_learns):
+        pays_nothing = self._pays_nothing(ahead)
+        if pays_nothing:
+            ahead.let_go()
+        if ahead.why_off is not None or pays_nothing:
             self._rest = self._rest_next
             self._rest_next = min(2 * self._rest_next, REST_BATCHES_MAX)
         return False
