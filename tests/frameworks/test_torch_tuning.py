@@ -135,7 +135,7 @@ def test_what_was_learned_is_not_read_ahead_while_nothing_waits(hot, windows, mo
     for _ in range(3):
         assert [s for batch in loader for s in batch] == [content(i) for i in range(COUNT)]
     watcher = loader._headrace.watcher
-    assert watcher._ahead._files.knowledge.known
+    assert watched(loader)
     assert watcher._ahead.figures.planned == 0
     assert not watcher.wants_more
 

@@ -72,6 +72,13 @@ class OpensWatch:
             if _watches == 1 and not _served:
                 python_open.add(_open, MEMORY)
 
+    def __enter__(self) -> Self:
+        self.begin()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.end()
+
     def end(self) -> list[str]:
         """Stop, and return what was opened: paths as they were given, each once, in order."""
         global _watches  # noqa: PLW0603

@@ -161,6 +161,9 @@ class PredictedFiles:
         self._sent_mark = 0
         self._unsent = 0
         self._watched = 0
+        self._noted: list[
+            tuple[int, list[str]]
+        ] = []  # opened, and not learned yet: together is cheaper
         self._opened_any = False
         self._guess_wrong = 0
         self._guess_incomplete = False
@@ -169,6 +172,8 @@ class PredictedFiles:
         """The files of a sample, or the path itself; empty: none, or not known."""
         if isinstance(key, str):
             return (key,)
+        if self._noted:
+            self._learn()
         if self.knowledge.knows(key):
             return self.knowledge.paths(key)
         if self._source is None:
@@ -186,12 +191,18 @@ class PredictedFiles:
             if self._watched >= GUESS_WATCHED and not self._guess_incomplete:
                 self.watching = False
             return
-        if self.knowledge.learn(index, paths):
-            self._unsent += 1
-            if self._unsent >= SYNC_EVERY:
-                self.sync()
+        self._noted.append((index, paths))
+        if len(self._noted) >= SYNC_EVERY:
+            self._learn()
         if self._watched >= IDLE_AFTER and not self._opened_any:
             self.watching = False
+
+    def _learn(self) -> None:
+        """Learn what was noted, and tell the others now and then."""
+        noted, self._noted = self._noted, []
+        self._unsent += sum(self.knowledge.learn(index, paths) for index, paths in noted)
+        if self._unsent >= SYNC_EVERY:
+            self.sync()
 
     def _confirms(self, index: int, paths: list[str]) -> bool:
         """Whether the guess named exactly what was opened; one that is mostly wrong is given up."""
@@ -207,9 +218,11 @@ class PredictedFiles:
 
     def sync(self) -> None:
         """Exchange what was learned with the processes that share the log. Cheap without news."""
+        if self._noted:
+            self._learn()
+        self._unsent = 0
         if self._log is None:
             return
-        self._unsent = 0
         delta, _ = self.knowledge.learned_since(self._sent_mark)
         if delta:
             self._log.append(delta)
@@ -273,9 +286,9 @@ class LearnedFiles:
     @property
     def nbytes(self) -> int:
         """About how much memory the knowledge takes."""
-        numbers = (self._first, self._log, self._entry_folder, self._entry_start)
         return (
-            sum(len(a) * a.itemsize for a in numbers)
+            8 * (len(self._first) + len(self._log) + len(self._entry_start))
+            + 4 * len(self._entry_folder)
             + 2 * self._samples
             + len(self._names)
             + self._folder_bytes
@@ -330,7 +343,7 @@ class LearnedFiles:
             if self._changes[index] >= _CHANGES_MAX:
                 self._first[index] = _VOLATILE
                 return True
-        if self.full or any(len(path) > _NAME_BYTES_MAX for path in raw):
+        if self.full or max(map(len, raw), default=0) > _NAME_BYTES_MAX:
             return False
         for path in raw:
             self._note_open(path)
@@ -361,13 +374,14 @@ class LearnedFiles:
         """Count the samples that open a file, in a count-min sketch."""
         if not self._sketch:
             self._sketch = bytearray(_SKETCH_BYTES)
-        value = hash(path)
-        slots = (value % _SKETCH_BYTES, (value >> 24) % _SKETCH_BYTES)
-        counts = [self._sketch[slot] for slot in slots]
-        if min(counts) + 1 >= SHARED_AFTER and len(self._shared) < _SKETCH_BYTES >> 4:
+        value, sketch = hash(path), self._sketch
+        one, other = value % _SKETCH_BYTES, (value >> 24) % _SKETCH_BYTES
+        count = 1 + min(sketch[one], sketch[other])
+        if count >= SHARED_AFTER and len(self._shared) < _SKETCH_BYTES >> 4:
             self._shared.add(os.fsdecode(path))
-        for slot, count in zip(slots, counts, strict=True):
-            self._sketch[slot] = min(count + 1, 255)
+        for slot in (one, other):
+            if sketch[slot] < 255:
+                sketch[slot] += 1
 
     def learned_since(self, mark: int) -> tuple[bytes, int]:
         """What was learned after `mark`, for `teach` in another process.

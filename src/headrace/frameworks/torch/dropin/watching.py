@@ -124,6 +124,8 @@ class Making:
         self._waited_s = 0.0 if self.watcher is None else self.watcher.waited_s
         if self.pictures is not None:
             self._decoding = self.pictures.waited_s, self.pictures.cpu_s
+        if not self._queued_ns:
+            self._queued_ns = _queued_ns()
         self._cpu_s = time.thread_time()
         self._begun_s = time.perf_counter()
 
@@ -160,7 +162,7 @@ class Making:
     def _queued_s(self) -> float:
         """How long this thread has waited for a processor since this was last asked."""
         before, self._queued_ns = self._queued_ns, _queued_ns()
-        return (self._queued_ns - before) * 1e-9 if before else 0.0
+        return (self._queued_ns - before) * 1e-9
 
     def __reduce__(self) -> Any:
         return Making, (self.collate,)
@@ -452,9 +454,10 @@ class _Steps(list[Any]):
 
     def _watched(self) -> Generator[Any, None, None]:
         sample = self._ahead.sample
-        for index in super().__iter__():
-            with sample(index):
-                yield index
+        with self._ahead.samples():
+            for index in super().__iter__():
+                with sample(index):
+                    yield index
 
     def __reduce__(self) -> Any:
         return list, (self[:],)
