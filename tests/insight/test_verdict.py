@@ -260,6 +260,34 @@ def test_where_processors_are_busy_a_slow_answer_may_have_waited_for_one(busy):
     assert ("waits for a processor, too" in found.action) is (busy > 0.9)
 
 
+@pytest.mark.parametrize(
+    ("near", "busy", "cause"),
+    [
+        (1.0, 0.4, Cause.MEMORY),
+        (0.97, 0.97, Cause.MEMORY),
+        (0.97, 0.4, Cause.LATENCY),
+        (0.5, 0.97, Cause.LATENCY),
+    ],
+)
+def test_bytes_of_the_page_cache_that_come_late_wait_for_processors_and_no_storage(
+    near, busy, cause
+):
+    nbytes = {"page_cache": int(1e6 * near), "source": int(1e6 * (1.0 - near))}
+    found = run_of({"read": 0.09}, Evidence(cpu_share=busy), **SLOW, nbytes=nbytes)
+    assert found.main is cause, str(found)
+    if cause is Cause.MEMORY:
+        assert f"processors were {busy:.0%} busy" in found.evidence[0]
+        assert ("waits for a processor" in found.action) is (busy > 0.9)
+
+
+def test_steps_that_read_nothing_wait_for_no_storage_though_others_do():
+    run = Run()
+    for at in range(40):
+        run.add({"read": 0.03}, **SLOW, nbytes={"page_cache" if at % 2 else "source": 1000})
+    found = verdict_of(run.steps())
+    assert found.share(Cause.MEMORY) == found.share(Cause.LATENCY) == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize("phase", ["read", "decode"])
 @pytest.mark.parametrize(("others_s", "cause"), [(0.09, Cause.PYTHON), (0.0, None)])
 def test_who_makes_batches_in_the_training_process_waits_for_its_lock(phase, others_s, cause):

@@ -19,6 +19,7 @@ from headrace.base.causes import Cause
 from headrace.base.text import bytes_text, counted
 from headrace.control.stalls.pauses import besides, own_loop, pauses_of
 from headrace.control.stalls.waits import (
+    PROCESSORS_BUSY,
     TURNS_MANY,
     Evidence,
     by_sample,
@@ -61,7 +62,7 @@ def _action_for(main: Cause, case: _Case) -> _Action:
     seconds = case.causes[main]
     own = {
         Cause.START: _start, Cause.PREFETCH: _prefetch, Cause.LATENCY: _latency, Cause.DECODE: _decode,
-        Cause.OTHER: _other,
+        Cause.MEMORY: _memory, Cause.OTHER: _other,
     }.get(main)  # fmt: skip
     if main is Cause.DECODE and 2.0 * case.reading.stood_s > seconds:
         return _wait_together(case.reading.stood_s, case)
@@ -123,7 +124,6 @@ _GAINS: Final[Mapping[Cause, str]] = {
     Cause.POLICY: "how long reads were held back",
     Cause.METADATA: "the share of the reads' time that opening files took",
     Cause.BANDWIDTH: "all that was waited for bytes, from the second epoch on, if the nearer place keeps up",
-    Cause.MEMORY: "the time that copies and messages took: the most that larger batches could save",
     Cause.NETWORK: "all that was waited for the network, from the second epoch on",
     Cause.PEER: "all that was waited for other nodes, if a copy lies on this one",
     Cause.PYTHON: "the time for which batches waited for the interpreter's lock",
@@ -183,7 +183,7 @@ def _latency(seconds: float, waits: StepWaits, reading: ReadWaits, seen: Evidenc
     if _is_staged(seen):
         return _STAGED, seconds, _STAGED_GAIN
     action = Cause.LATENCY.remedy
-    if seen.cpu_share >= _BUSY:
+    if seen.cpu_share >= PROCESSORS_BUSY:
         first = "stop what else runs here first: whoever is answered waits for a processor, too; "
         action = f"{first}{action}"
     return (
@@ -244,16 +244,12 @@ def _decode(seconds: float, waits: StepWaits, _: ReadWaits, seen: Evidence) -> _
         return f"{action}; or ask for more processors", 0.5 * seconds, "a decoder twice as fast"
     # Native decoders wait for nothing but a processor.
     unless = "" if seen.native_decode else " (unless it sleeps, reads or locks itself)"
-    first = (
-        "stop what else runs here, or ask for more processors: decoding had one for "
-        f"{max(0.01, computed):.0%} of its time{unless}"
-    )
+    first = f"{_LESS_LOAD}: decoding had one for {max(0.01, computed):.0%} of its time{unless}"
     how = "decoding without what it waited, as slow as it is"
     return f"{first}; besides, {action}", seconds * (1.0 - computed), how
 
 
-_BUSY: Final = 0.9
-"""Of the processors: whoever is ready waits for one."""
+_LESS_LOAD: Final = "stop what else runs here, or ask for more processors"
 
 
 def _handed_s(waits: StepWaits) -> float:
@@ -261,15 +257,21 @@ def _handed_s(waits: StepWaits) -> float:
     return float(waits.phases[:, PHASES.index("hand")].sum())
 
 
+def _memory(seconds: float, _waits: StepWaits, _: ReadWaits, seen: Evidence) -> _Action:
+    who = "bytes were in memory, and whoever copies them waits for a processor"
+    busy = seen.cpu_share >= PROCESSORS_BUSY
+    saver = "idle processors" if busy else "larger batches"
+    how = f"the time that copies and messages took: the most that {saver} could save"
+    return f"{_LESS_LOAD}: {who}" if busy else Cause.MEMORY.remedy, seconds, how
+
+
 def _other(_seconds: float, waits: StepWaits, _: ReadWaits, seen: Evidence) -> _Action:
     if _handed_s(waits) <= waits.unknown_s.sum():
         return Cause.OTHER.remedy, 0.0, "not known: nobody measured what this time was"
     how = "not known: it was not measured which part of handing over takes the time"
-    if seen.cpu_share >= _BUSY:
-        action = (
-            "stop what else runs here, or ask for more processors: batches were ready, and whoever "
-        )
-        return f"{action}hands them over waits for a processor", 0.0, how
+    if seen.cpu_share >= PROCESSORS_BUSY:
+        who = "batches were ready, and whoever hands them over waits for a processor"
+        return f"{_LESS_LOAD}: {who}", 0.0, how
     return "use larger batches: they were ready, and handing each over takes its time", 0.0, how
 
 
@@ -320,14 +322,17 @@ def _cause_line(cause: Cause, case: _Case) -> str:
         who = f" ({case.slowest})" if case.slowest else ""
         line = f"after its batch was there this rank waited while another still waited for its own{who}"
     elif cause is Cause.OTHER:
-        known = math.isfinite(seen.cpu_share)
-        busy = f"; processors were {seen.cpu_share:.0%} busy" if known else ""
         handed_s, unknown_s = _handed_s(case.waits), float(case.waits.unknown_s.sum())
         line = f"{handed_s:.3g} s: batches were ready, and were handed over (copies, processes' messages)"
         if unknown_s > _SHOWN * handed_s:
             line += f"; {unknown_s:.3g} s lie in no phase that is measured"
-        line += busy
+        line += _busy_text(seen)
     return line
+
+
+def _busy_text(seen: Evidence) -> str:
+    known = math.isfinite(seen.cpu_share)
+    return f"; processors were {seen.cpu_share:.0%} busy" if known else ""
 
 
 _OWN_CODE: Final = "your data set's __getitem__ (or decode=): decoding and transforms"
@@ -357,10 +362,12 @@ def _decode_line(case: _Case) -> str:
 def _reading_line(cause: Cause, case: _Case) -> str:
     waits, reading, seen = case.waits, case.reading, case.seen
     reads = float(waits.reads.sum())
+    if cause is Cause.MEMORY:
+        tiers = waits.tier_bytes()
+        share = (tiers["ram"] + tiers["page_cache"]) / sum(tiers.values())
+        which = "all" if share == 1.0 else f"{share:.0%} of the"
+        return f"{which} bytes came out of memory, as fast as they are copied{_busy_text(seen)}"
     if not reads:
-        near = waits.tier_bytes()
-        if near["ram"] + near["page_cache"] > 0.0:
-            return "all bytes came out of memory, as fast as they are copied"
         return (
             f"training waited {case.causes[cause]:.3g} s for samples that stood still, and did not compute: "
             "what for was not measured"

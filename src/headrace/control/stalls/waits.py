@@ -411,6 +411,13 @@ _FULL_PACE: Final = 0.4  # a storage that has served more than twice as much is 
 _QUIET_ENOUGH: Final = 8.0
 _QUIET_LEAST: Final = 3.0
 
+PROCESSORS_BUSY: Final = 0.9
+"""Of the processors: whoever is ready waits for one."""
+
+_NEAR: Final = [TIERS.index("ram"), TIERS.index("page_cache")]
+_NEARLY_ALL: Final = 0.95
+"""Of a step's bytes. Where so many lay in memory and processors are busy, its few reads waited for one, too."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReadWaits:
@@ -502,6 +509,15 @@ def _mean(values: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
     return float((values * weights).sum() / total)
 
 
+def _from_memory(waits: StepWaits, seen: Evidence) -> NDArray[np.bool_]:
+    """At which steps bytes came out of memory, and nothing was waited for from farther: shape (steps,)."""
+    total = waits.bytes.sum(axis=1)
+    near = waits.bytes[:, _NEAR].sum(axis=1)
+    enough = _NEARLY_ALL if seen.cpu_share >= PROCESSORS_BUSY else 1.0
+    mostly: NDArray[np.bool_] = near >= enough * total
+    return np.where(total > 0.0, mostly, 0.0 < total.sum() <= near.sum())
+
+
 def _storage(
     seen: Evidence, waits: StepWaits, left: NDArray[np.float64], fulls: NDArray[np.float64]
 ) -> dict[Cause, NDArray[np.float64]]:
@@ -514,17 +530,16 @@ def _storage(
     far = {name: tiers[name] for name in ("disk", "peer", "source")}
     far_bytes = sum(far.values())
     known = {"network": Cause.NETWORK, "peer": Cause.PEER}
+    near = _from_memory(waits, seen)
+    by_cause, left = {Cause.MEMORY: left * near}, left * ~near
+    if not sum(tiers.values()) and seen.source in known:
+        return {known[seen.source]: left}
     if not far_bytes:
-        if sum(tiers.values()):
-            return {Cause.MEMORY: left}  # nothing came from farther
-        if seen.source in known:
-            return {known[seen.source]: left}
         far, far_bytes = {"source": 1.0}, 1.0
     elif seen.source in known and far.get("source"):
         far = {known[seen.source].value: far["source"], "disk": far["disk"], "peer": far["peer"]}
         if seen.source == "peer":
             far["peer"] = tiers["source"] + tiers["peer"]
-    by_cause: dict[Cause, NDArray[np.float64]] = {}
     # Where a program opens and reads by itself, whether answers or opens were slow is not known.
     slow = Cause.LATENCY if waits.reads.any() else Cause.STORAGE
     for name, count in far.items():
