@@ -259,7 +259,7 @@ def _storage_lines(document: dict[str, Any]) -> Iterator[str]:
         yield f"{title:<18} {', '.join(rates)} ({what})"
     if (others := document["other_cpus"]) is not None:
         many = others >= OTHERS_MANY * document["cpus"]
-        but = ": figures may be too low: measure again, for advice on packing, too" * many
+        but = ": figures may be too low: measure again, for advice, too" * many
         yield f"{'other programs':<18} had {others:.1f} of {document['cpus']} processors meanwhile{but}"
     for advice in document["advice"]:
         yield f"{'advice: ' + advice['about']:<18} {advice['why']}"
