@@ -108,9 +108,7 @@ def characterise(path: str, options: StorageOptions | None = None) -> dict[str, 
             raise write_error(e, e.filename or folder) from e
     now = cpu_times()
     others, cpus = begun.until(now).others, os.cpu_count() or 1
-    if (
-        others >= OTHERS_MANY * cpus
-    ):  # what many reads in flight, or small ones, gain is processors' too
+    if others >= OTHERS_MANY * cpus:  # rates are of processors, too
         document["advice"] = []
     return {
         "path": os.path.abspath(path),
