@@ -96,6 +96,21 @@ def test_jobs_of_other_folders_are_shown_with_their_folder(local, tmp_path):
     assert [Path(job["folder"]) for job in known] == [tmp_path, tmp_path / "other"]
 
 
+def test_of_jobs_that_are_over_the_last_ones_are_shown(local, tmp_path):
+    (tmp_path / "job.sh").write_text("#!/bin/bash\n")
+    jobs = [local("batch", "job.sh").stdout.split()[-1] for _ in range(12)]
+    local("wait", *jobs)
+    everything = local("status", "--all")
+    assert [line.split()[0] for line in everything.stdout.splitlines()[1:]] == jobs
+    assert len(json.loads(local("status", "--json").stdout)["jobs"]) == len(jobs)
+    shown = local("status")
+    lines = [line.split()[0] for line in shown.stdout.splitlines()[1:]]
+    assert len(lines) == 10
+    assert set(lines) < set(jobs)
+    assert "2 more ended before: headrace cluster status --all" in shown.stderr
+    assert len(local("status", *jobs).stdout.splitlines()) == 13
+
+
 def test_status_and_queue_name_the_same_nodes_and_no_more_cpus_than_there_are(local, tmp_path):
     (tmp_path / "job.sh").write_text("#!/bin/sh\nwhile [ ! -e go ]; do sleep 0.05; done\n")
     begun = local("batch", "--nodes", 2, "--cpus", len(os.sched_getaffinity(0)), "job.sh")

@@ -169,22 +169,30 @@ Jobs = Annotated[
 ]
 
 
+_ENDED_SHOWN = 10
+
+
 @cluster_app.command("status")
 def cluster_status(
     jobs: list[str] | None = Argument(
-        None, metavar="[JOB]...", help="Their numbers.", show_default="all of yours that are known"
+        None,
+        metavar="[JOB]...",
+        help="Their numbers.",
+        show_default=f"yours that are not over, and the last {_ENDED_SHOWN} that are",
     ),
     *,
-    everything: bool = Option(False, "--all", help="A line for each task of an array."),
+    everything: bool = Option(
+        False, "--all", help="All that are known, and a line for each task of an array."
+    ),
     runs_on: RunsOn,
     output: JsonOutput,
 ) -> int:
     """Show how jobs are: waiting and why, running and where, completing, or how they ended.
 
-    RAN: since they began last. FOLDER: of jobs of other folders than this.
+    RAN: since they began last. FOLDER: of jobs of other folders than this. `--json` has all that are known.
     """
     known = runs_on.status(jobs or runs_on.own())
-    return _show(output, known, runs_on, everything=everything, folders=not jobs)
+    return _show(output, known, runs_on, everything=everything, own=not jobs)
 
 
 @cluster_app.command("logs")
@@ -281,9 +289,12 @@ def _show(
     runs_on: Executor,
     *,
     everything: bool = False,
-    folders: bool = False,
+    own: bool = False,
 ) -> int:
-    """Lines of jobs, of an array's tasks that are alike one; with 1 if some are not known, an error if all."""
+    """Lines of jobs, of an array's tasks that are alike one; with 1 if some are not known, an error if all.
+
+    `own`: nobody named them, so of those that are over, unless it is `everything`, only the last.
+    """
     from headrace.cli.cluster_queue import status_table
     from headrace.cluster.executor import JobState
 
@@ -295,13 +306,23 @@ def _show(
     if output.as_json:
         output.document({"jobs": [_status_document(status.with_run()) for status in known]})
     elif known:
-        output.console().print(status_table(known, everything=everything, folders=folders))
-        for status in [status for status in known if status.went_wrong][-1:]:
+        earlier = set(_ended(statuses)[:-_ENDED_SHOWN] if own and not everything else ())
+        shown = [s for s in known if s.job_id.partition("_")[0] not in earlier]
+        output.console().print(status_table(shown, everything=everything, folders=own))
+        if earlier:
+            output.remark(f"{len(earlier):,} more ended before: headrace cluster status --all")
+        for status in [status for status in shown if status.went_wrong][-1:]:
             job, log = status.job_id, f" ({status.output})" if status.output else ""
             output.remark(f"how {job} ended: headrace cluster logs {job} --lines 50{log}")
     else:
         output.remark("You have no jobs here.")
     return exit_codes.FINDING if any(s.state is JobState.UNKNOWN for s in known) else exit_codes.OK
+
+
+def _ended(statuses: Mapping[str, list[JobStatus]]) -> list[str]:
+    """Jobs that are over, by their ends."""
+    over = [job for job, known in statuses.items() if known and all(s.state.is_over for s in known)]
+    return sorted(over, key=lambda job: max(s.ended_s or 0.0 for s in statuses[job]))
 
 
 def _status_document(status: JobStatus) -> dict[str, Any]:
