@@ -57,6 +57,9 @@ def test_beside_a_launch_its_daemon_is_shown_and_named(run, folder, monkeypatch)
     monkeypatch.delenv("HEADRACE_RUNTIME_DIR")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(own))
     monkeypatch.setenv("TMPDIR", str(local))
+    other = RuntimeFolder(launched.path.parents[1] / "def-0" / "run")
+    other.path.mkdir(parents=True, mode=0o700)
+    (other.path / "socket").touch()
     with serving(launched):
         ended = run("top", "--once", "--interval", "0.1")
         document = run("top", "--json", "--interval", "0.1").document
@@ -65,7 +68,10 @@ def test_beside_a_launch_its_daemon_is_shown_and_named(run, folder, monkeypatch)
     assert ended.code == 0
     assert "no job uses it" in ended.out
     assert "HEADRACE_PLANE=node" in ended.out
-    assert f"of a launch, HEADRACE_RUNTIME_DIR={launched.path}" in ended.out.replace("\n", "")
+    assert "above: of launch abc; what its ranks wait for: headrace job-report abc\n" in ended.out
+    assert f"another launch's: HEADRACE_RUNTIME_DIR={other.path} headrace top" in ended.out.replace(
+        "\n", ""
+    )
     assert document["running"]
 
 

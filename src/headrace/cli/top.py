@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -308,8 +309,11 @@ class _Observer:
         nobody = f"still looking: no node daemon answers in {self.nobody}"
         shown = [Text(nobody, "red") if self.board is None else view(self.board, width)]
         for path in self._launched:
-            which = "above: of a launch" if path == self.folder.path else "another of it"
-            shown.append(Text(f"{which}, HEADRACE_RUNTIME_DIR={path}", "dim"))
+            job = path.parent.name.rpartition("-")[0]
+            hint = f"another launch's: HEADRACE_RUNTIME_DIR={shlex.quote(str(path))} headrace top"
+            if path == self.folder.path:
+                hint = f"above: of launch {job}; what its ranks wait for: headrace job-report {job}"
+            shown.append(Text(hint, "dim"))
         if self.planes is not None:
             shown += [Text(), view_planes(self.planes, width)]
         return Group(*shown)
