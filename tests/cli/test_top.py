@@ -68,7 +68,7 @@ def test_beside_a_launch_its_daemon_is_shown_and_named(run, folder, monkeypatch)
     assert ended.code == 0
     assert "no job uses it" in ended.out
     assert "HEADRACE_PLANE=node" in ended.out
-    assert "above: of launch abc; what its ranks wait for: headrace job-report abc\n" in ended.out
+    assert "what its ranks wait for otherwise: headrace starving --last 10m\n" in ended.out
     assert f"another launch's: HEADRACE_RUNTIME_DIR={other.path} headrace top" in ended.out.replace(
         "\n", ""
     )

@@ -309,10 +309,9 @@ class _Observer:
         nobody = f"still looking: no node daemon answers in {self.nobody}"
         shown = [Text(nobody, "red") if self.board is None else view(self.board, width)]
         for path in self._launched:
-            job = path.parent.name.rpartition("-")[0]
             hint = f"another launch's: HEADRACE_RUNTIME_DIR={shlex.quote(str(path))} headrace top"
             if path == self.folder.path:
-                hint = f"above: of launch {job}; what its ranks wait for: headrace job-report {job}"
+                hint = "above: of a launch; what its ranks wait for otherwise: headrace starving --last 10m"
             shown.append(Text(hint, "dim"))
         if self.planes is not None:
             shown += [Text(), view_planes(self.planes, width)]
