@@ -1,7 +1,9 @@
 import contextlib
+import io
 import itertools
 import json
 import re
+import tarfile
 import time
 
 import numpy as np
@@ -92,14 +94,15 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(monkeypatch, capsys)
 
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    with progress_module.progress(Output(), "packing") as tell:
+    with progress_module.progress(Output(), "packing", bytes_are="read") as tell:
         for second in range(13):
             now = 100.0 + second
             tell(1000 * second, 26_000, 5_000_000 * second, 130_000_000)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2, "one every five seconds"
     assert (
-        lines[0] == "packing: 5,000 of 26,000 samples, 25 MB, 1,000 samples/s, 5 MB/s, 21.0 s left"
+        lines[0]
+        == "packing: 5,000 of 26,000 samples, 25 MB, 1,000 samples/s, 5 MB/s read, 21.0 s left"
     )
 
 
@@ -114,6 +117,25 @@ def test_a_script_sees_progress_if_it_asks_for_it(photos, tmp_path, monkeypatch,
     assert capsys.readouterr().err.splitlines()[-1].startswith("verifying: 36 of 36 samples, ")
     hr.pack(photos, tmp_path / "c.hr", progress=False)
     assert not capsys.readouterr().err
+
+
+def test_progress_of_packing_counts_what_is_read_though_less_is_written(tmp_path):
+    """Of a folder and of a stream alike."""
+    picture = io.BytesIO()
+    Image.effect_noise((640, 640), 90).convert("RGB").save(picture, "JPEG", quality=95)
+    (tmp_path / "photos").mkdir()
+    with tarfile.open(tmp_path / "photos.tar.gz", "w:gz") as tar:
+        for number in range(8):
+            path = tmp_path / f"photos/{number}.jpg"
+            path.write_bytes(picture.getvalue())
+            tar.add(path, path.name)
+    for source in ("photos", "photos.tar.gz"):
+        sizes = []
+        report = hr.pack(
+            tmp_path / source, tmp_path / f"{source}.hr", images="short=64",
+            progress=lambda _, __, size, ___, sizes=sizes: sizes.append(size),
+        )  # fmt: skip
+        assert report.bytes < picture.tell() < sizes[-1] == 8 * picture.tell(), source
 
 
 def test_progress_counts_rates_from_what_an_interrupted_run_had_done(monkeypatch, capsys):
@@ -154,7 +176,7 @@ def interrupt_at(monkeypatch, samples: int) -> None:
             raise KeyboardInterrupt
 
     progress = contextlib.nullcontext(tell)
-    monkeypatch.setattr("headrace.cli.pack.progress", lambda *_: progress)
+    monkeypatch.setattr("headrace.cli.pack.progress", lambda *_, **__: progress)
 
 
 @pytest.mark.parametrize("command", ["pack", "append"])

@@ -20,24 +20,26 @@ LINE_EVERY_S = 5.0
 REFRESH_S = 0.1
 
 
-def reporter(progress: Progress | bool | None, what: str, noun: str = "samples") -> Progress | None:
+def reporter(
+    progress: Progress | bool | None, what: str, noun: str = "samples", bytes_are: str = ""
+) -> Progress | None:
     """What is to be called: `progress` itself; where it is True, what writes a line every few seconds.
 
-    `what` is the verb, `packing`, and `noun` what is counted.
+    `what` is the verb, `packing`, `noun` what is counted, and `bytes_are` what was done with bytes: `read`.
     """
     if not isinstance(progress, bool):
         return progress
-    return lines(what, noun) if progress else None
+    return lines(what, noun, bytes_are) if progress else None
 
 
-def lines(what: str, noun: str = "samples") -> Progress:
+def lines(what: str, noun: str = "samples", bytes_are: str = "") -> Progress:
     """What writes a plain line every few seconds."""
 
     def write(meter: Meter) -> None:
         sys.stderr.write(f"{what}: {meter.line_text()}\n")
         sys.stderr.flush()
 
-    meter = Meter(noun, LINE_EVERY_S, write)
+    meter = Meter(noun, LINE_EVERY_S, write, bytes_are)
     meter.next_s = time.monotonic() + LINE_EVERY_S
     return meter.report
 
@@ -50,8 +52,11 @@ def rate_of(per_s: float) -> str:
 class Meter:
     """What was done so far, its rates and the time left; shown every so often."""
 
-    def __init__(self, noun: str, every_s: float, show: Callable[[Meter], None]) -> None:
+    def __init__(
+        self, noun: str, every_s: float, show: Callable[[Meter], None], bytes_are: str = ""
+    ) -> None:
         self._noun = noun
+        self._per_s = f"/s {bytes_are}".rstrip()
         self._every_s = every_s
         self._show = show
         self._first: tuple[float, int, int] | None = None
@@ -81,7 +86,7 @@ class Meter:
         """What stands beside a bar."""
         if not self._bytes_rate:
             return f"{count_text(self.count)} {self._noun}{self._left(' ')}"
-        rate = f"{rate_of(self._rate)} {self._noun}/s {bytes_text(self._bytes_rate)}/s"
+        rate = f"{rate_of(self._rate)} {self._noun}/s {bytes_text(self._bytes_rate)}{self._per_s}"
         return f"{rate}{self._left(' ')}"
 
     def line_text(self) -> str:
@@ -90,7 +95,7 @@ class Meter:
         size = f", {bytes_text(self.size)}" if self.size else ""
         # None, where what was done came at once: the first report, or the only one.
         rate = f", {rate_of(self._rate)} {self._noun}/s" if self._rate else ""
-        bytes_rate = f", {bytes_text(self._bytes_rate)}/s" if self._bytes_rate else ""
+        bytes_rate = f", {bytes_text(self._bytes_rate)}{self._per_s}" if self._bytes_rate else ""
         return (
             f"{count_text(self.count)}{of} {self._noun}{size}{rate}{bytes_rate}{self._left(', ')}"
         )

@@ -151,7 +151,7 @@ def pack(
     """
     from headrace.store.pack import pack as pack_store
 
-    with progress(output, "packing") as tell:
+    with progress(output, "packing", bytes_are="read") as tell:
         report = pack_store(
             source_of(source), target, overwrite=overwrite, images=images, shuffle=shuffle, progress=tell,
             storage_options=storage, **reading,
@@ -219,7 +219,7 @@ def append(
     """
     from headrace.store.pack import append as append_to_store
 
-    with progress(output, "appending") as tell:
+    with progress(output, "appending", bytes_are="read") as tell:
         report = append_to_store(
             source_of(source), store, images=images, shuffle=shuffle, progress=tell, **reading
         )
@@ -258,10 +258,11 @@ def _print_written(output: Output, report: WriteReport, done: str) -> int:
         output.document({"action": done, "report": report})
     else:
         rate = report.bytes / max(report.seconds, 1e-9)
+        written = "" if done == "indexed" else " written"
         what = "documents" if done == "tokenized" else f"samples ({report.kind})"
         output.line(
             f"{done} {count_text(report.samples)} {what}, {bytes_text(report.bytes)}, "
-            f"in {duration_text(report.seconds)} ({bytes_text(rate)}/s): {report.path}"
+            f"in {duration_text(report.seconds)} ({bytes_text(rate)}/s{written}): {report.path}"
         )
         if report.resumed_samples:
             output.remark(f"{count_text(report.resumed_samples)} of them by an interrupted run")

@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def progress(output: Output, what: str, noun: str = "samples") -> Iterator[Progress | None]:
+def progress(
+    output: Output, what: str, noun: str = "samples", bytes_are: str = ""
+) -> Iterator[Progress | None]:
     """Show progress while the block runs.
 
     Args:
         output: the command's output; quiet shows nothing.
         what: the verb: "packing".
         noun: what is counted.
+        bytes_are: what was done with bytes: "read"; "" where that goes without saying.
 
     Yields:
         The function to call, from any thread, as often as one likes; None when quiet.
@@ -46,6 +49,6 @@ def progress(output: Output, what: str, noun: str = "samples") -> Iterator[Progr
             bar.update(task, rates=meter.bar_text(), completed=done[0], total=done[1])
 
         with bar:
-            yield Meter(noun, REFRESH_S, draw).report
+            yield Meter(noun, REFRESH_S, draw, bytes_are).report
     else:
-        yield lines(what, noun)
+        yield lines(what, noun, bytes_are)

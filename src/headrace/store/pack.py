@@ -148,7 +148,7 @@ def pack(
                 check_target(place, overwrite=overwrite)
             job = PackingJob(
                 source=listed, partial=partial, options=options, on_error=on_error,
-                progress=reporter(progress, "packing"), recipe=recipe, shuffle=shuffle,
+                progress=reporter(progress, "packing", bytes_are="read"), recipe=recipe, shuffle=shuffle,
             )  # fmt: skip
             job.begin(resume=resume)
             segment, page = job.run()
@@ -248,7 +248,8 @@ def append(
             partial = stack.enter_context(open_partial(place / "append.partial", listed.readers()))
         job = PackingJob(
             source=listed, partial=partial, options=options, number=number, on_error=on_error,
-            progress=reporter(progress, "appending"), before=place, recipe=recipe, shuffle=shuffle,
+            progress=reporter(progress, "appending", bytes_are="read"), before=place, recipe=recipe,
+            shuffle=shuffle,
         )  # fmt: skip
         job.begin(resume=resume)
         segment, page = job.run()

@@ -147,6 +147,9 @@ class PackingJob:
     resumed: int = 0
     samples: int = 0
     bytes_done: int = 0
+    bytes_read: int = (
+        0  # of a stream's samples, for whoever waits; one with JPEGs rewritten writes fewer
+    )
     unlabelled: int = 0  # how many samples have no label
     notes: list[str] = field(default_factory=list)  # what the report says beside the source's notes
     broken: BrokenPictures = field(default_factory=BrokenPictures)
@@ -372,7 +375,8 @@ class PackingJob:
             for i, item in enumerate(items or stream.items(), first + 1):
                 metadata.add(item)
                 batch.append(item)
-                size += sum(len(data) for _, data in item.parts)
+                nbytes = sum(len(data) for _, data in item.parts)
+                size, self.bytes_read = size + nbytes, self.bytes_read + nbytes
                 full = size >= self.options.batch_bytes or len(batch) >= _SAMPLES_AT_ONCE
                 if full or i == resumed:
                     self._take(batch, i - len(batch), done, writer, pool)
@@ -409,7 +413,7 @@ class PackingJob:
             else:
                 self._append(writer, samples, data, images)
         if self.progress is not None and first >= len(done.counts):
-            self.progress(writer.samples_done, None, writer.bytes_done, None)
+            self.progress(writer.samples_done, None, self.bytes_read, None)
 
     def _prepared(
         self, items: list[StreamItem]
