@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from cluster.clusters import busy, mixed
-from headrace.cli import cluster_submit
+from headrace.cli import cluster_submit, web
 from headrace.cluster.executor import JobState, JobStatus
 from headrace.cluster.request import JOB_OPTIONS
 from headrace.cluster.snapshot import load_snapshot, save_snapshot
@@ -355,3 +355,16 @@ def test_a_command_on_ray_that_was_cancelled_says_so_in_a_whole_sentence(reason,
     with pytest.raises(ClusterError) as raised:
         cluster_submit._follow(on, plan, "sh", "")
     assert raised.value.message == says
+
+
+def test_pages_ask_again_for_the_folder_of_a_job_that_was_not_known_yet(tmp_path, monkeypatch):
+    statuses, now = {"17": []}, 0.0
+    on = SimpleNamespace(status=lambda jobs: {job: statuses[job] for job in jobs})
+    monkeypatch.setattr("headrace.cluster.executor.executor", lambda _: on)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    folder_of = web._folders(None)
+    assert folder_of("17") is None
+    statuses["17"] = [SimpleNamespace(folder=tmp_path)]
+    assert folder_of("17") is None, "the scheduler is not asked each time"
+    now = 60.0
+    assert folder_of("17") == tmp_path

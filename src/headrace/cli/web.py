@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -125,17 +126,20 @@ def _layouts(executor: Any, snapshot_file: Any) -> Callable[[], ClusterLayout] |
     return lambda: nodes_of_scheduler(cluster_snapshot(executor, snapshot_file, jobs=True))
 
 
+_FOLDERS_KEPT_S = 60.0
+
+
 def _folders(executor: Any) -> Callable[[str], Path | None]:
-    """Asks the scheduler for a job's working directory, of each job once."""
+    """Asks the scheduler for a job's working directory, at most once a minute: it may not know the job yet."""
     from headrace.cluster.executor import executor as executor_named
     from headrace.errors import HeadraceError
 
     @functools.lru_cache(maxsize=1024)
-    def folder_of(job: str) -> Path | None:
+    def asked(job: str, _minute: float) -> Path | None:
         try:
             statuses = executor_named(executor).status([job])[job]
         except HeadraceError:  # no such scheduler here
             return None
         return next((status.folder for status in statuses), None)
 
-    return folder_of
+    return lambda job: asked(job, time.monotonic() // _FOLDERS_KEPT_S)

@@ -147,9 +147,7 @@ class PackingJob:
     resumed: int = 0
     samples: int = 0
     bytes_done: int = 0
-    bytes_read: int = (
-        0  # of a stream's samples, for whoever waits; one with JPEGs rewritten writes fewer
-    )
+    bytes_read: int = 0  # of a stream's samples; where JPEGs are rewritten fewer are written
     unlabelled: int = 0  # how many samples have no label
     notes: list[str] = field(default_factory=list)  # what the report says beside the source's notes
     broken: BrokenPictures = field(default_factory=BrokenPictures)
