@@ -6,7 +6,7 @@ import pytest
 
 from headrace.bench.compare import condition_of
 from headrace.bench.run import SessionOptions
-from headrace.bench.session import Probe, Sweep, most_before, sweep
+from headrace.bench.session import Probe, Sweep, most_before, run_session, sweep
 from headrace.cli.bench import _print_sweep
 from headrace.cli.printing import Output
 from headrace.errors import BenchError, WorkloadError
@@ -60,6 +60,20 @@ def test_a_thin_storage_feeds_few(words, tmp_path):
         (tmp_path / f"out/{p.accelerators:04d}-accelerators/summary.json").exists()
         for p in reported
     )
+
+
+def test_of_repeats_a_sweep_names_the_bound_that_their_report_names_first(words, monkeypatch):
+    """Not that of their mean, which may be the bound of none."""
+    each = [{"bound": b, "bound_reason": f"{b} it was"} for b in ("harness", "storage", "storage")]
+
+    def run_of_three(*given):
+        report = run_session(*given)
+        report.summary["headrace"] |= {"bound": "processors", "bound_of_repeats": each}
+        return report
+
+    monkeypatch.setattr("headrace.bench.session.run_session", run_of_three)
+    result = sweep(words, (1, 1), condition_of("au>0", changes=False), SessionOptions())
+    assert (result.limit, result.first_over.bound_reason) == ("storage", "storage it was")
 
 
 def probe(accelerators, over, bound="storage", **more):

@@ -29,7 +29,7 @@ from headrace.bench.config import SHIPPED, load_workload, parse_command_line
 from headrace.bench.dataset_files import AT_REST_S, check_files, find_files, generate
 from headrace.bench.engines import engine_name
 from headrace.bench.iostat import sampled
-from headrace.bench.metrics import CACHED_LEAST
+from headrace.bench.metrics import CACHED_LEAST, bounds_of
 from headrace.bench.objects import check_options, object_problems, objects_of
 from headrace.bench.ranks import join
 from headrace.bench.run import SessionOptions, plans_of, run_ceiling, run_epochs, used
@@ -622,8 +622,9 @@ def _probe(accelerators: int, summary: dict[str, Any], folder: str, until: Condi
             f"{until.written!r} cannot be told: the run has no {until.measure.name}.", path=folder
         )
     own, known = summary["headrace"], {n: v for n, v in measures.items() if v is not None}
+    bound = bounds_of([own])[0]  # of repeats the most frequent, as the run's own report has it
     return Probe(
-        accelerators=accelerators, value=value, over=until.holds(value), bound=own["bound"],
-        bound_reason=own["bound_reason"], folder=folder, measures=known,
+        accelerators=accelerators, value=value, over=until.holds(value), bound=bound.bound,
+        bound_reason=bound.reason, folder=folder, measures=known,
         page_cache_share=own["page_cache_share"],
     )  # fmt: skip
