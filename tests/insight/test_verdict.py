@@ -254,10 +254,20 @@ def test_of_batches_that_were_ready_it_is_said_that_they_were(busy, advice):
 
 
 @pytest.mark.parametrize("busy", [0.97, 0.4])
-def test_where_processors_are_busy_a_slow_answer_may_have_waited_for_one(busy):
-    found = run_of({"read": 0.09}, Evidence(cpu_share=busy), **SLOW)
+@pytest.mark.parametrize("more", [{}, {"reads_allowed": 2, "reads_possible": 64}])
+def test_where_processors_are_busy_a_slow_answer_may_have_waited_for_one(busy, more):
+    found = run_of({"read": 0.09}, Evidence(cpu_share=busy, **more), **SLOW)
     assert found.main is Cause.LATENCY
+    assert ("train on" in found.action) is bool(more)
     assert ("waits for a processor, too" in found.action) is (busy > 0.9)
+    assert ("processors were 97% busy" in found.evidence[0]) is (busy > 0.9)
+
+
+@pytest.mark.parametrize("busy", [0.97, 0.4])
+def test_where_processors_are_busy_samples_that_stood_still_may_have_waited_for_one(busy):
+    found = run_of({"read": 0.09}, Evidence(cpu_share=busy), reads=0, read_s=0.09)
+    assert found.main is Cause.STORAGE
+    assert ("processors were 97% busy" in found.evidence[0]) is (busy > 0.9)
 
 
 @pytest.mark.parametrize(

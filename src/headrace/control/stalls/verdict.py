@@ -167,27 +167,26 @@ def _need(waits: StepWaits) -> float:
 
 
 def _latency(seconds: float, waits: StepWaits, reading: ReadWaits, seen: Evidence) -> _Action:
+    first = ""
+    if seen.cpu_share >= PROCESSORS_BUSY:
+        first = "stop what else runs here first: whoever is answered waits for a processor, too; "
     possible = seen.reads_possible or _READS_MOST
     now = max(reading.in_flight, 1.0)
     # An epoch of few reads has no more of them at once.
     wanted = min(float(possible), float(waits.reads.sum()), now * _need(waits))
     if seen.reads_allowed and wanted > 1.2 * now and possible > seen.reads_allowed:
         action = (
-            f"train on: headrace finds how many reads in flight it takes, about {wanted:.0f} instead of "
-            f"{now:.0f} (with tune=False, give reads_in_flight)"
+            f"{first}train on: headrace finds how many reads in flight it takes, about {wanted:.0f} instead "
+            f"of {now:.0f} (with tune=False, give reads_in_flight)"
         )
         how = (
             f"{wanted:.0f} reads at a time, each as slow as now ({reading.latency_s * 1e3:.3g} ms)"
         )
         return action, seconds * (1.0 - now / wanted), how
     if _is_staged(seen):
-        return _STAGED, seconds, _STAGED_GAIN
-    action = Cause.LATENCY.remedy
-    if seen.cpu_share >= PROCESSORS_BUSY:
-        first = "stop what else runs here first: whoever is answered waits for a processor, too; "
-        action = f"{first}{action}"
+        return f"{first}{_STAGED}", seconds, _STAGED_GAIN
     return (
-        action,
+        f"{first}{Cause.LATENCY.remedy}",
         seconds,
         "all that was waited for answers, from the second epoch on, if the nearer place keeps up",
     )
@@ -308,6 +307,8 @@ def _cause_line(cause: Cause, case: _Case) -> str:
     line = f"{cause.phrase} took {1e3 * each_s:.3g} ms of each batch's wait"
     if cause in _READ_CAUSES or cause is Cause.METADATA:
         line = _reading_line(cause, case)
+        if cause is Cause.MEMORY or seen.cpu_share >= PROCESSORS_BUSY:
+            line += _busy_text(seen)
     elif cause is Cause.POLICY:
         limit = f" ({bytes_text(seen.limit_bytes_per_s)}/s)" if seen.limit_bytes_per_s else ""
         line = f"a rate limit{limit} held reads back for {case.waits.held_s.sum():.3g} s in all"
@@ -366,7 +367,7 @@ def _reading_line(cause: Cause, case: _Case) -> str:
         tiers = waits.tier_bytes()
         share = (tiers["ram"] + tiers["page_cache"]) / sum(tiers.values())
         which = "all" if share == 1.0 else f"{share:.0%} of the"
-        return f"{which} bytes came out of memory, as fast as they are copied{_busy_text(seen)}"
+        return f"{which} bytes came out of memory, as fast as they are copied"
     if not reads:
         return (
             f"training waited {case.causes[cause]:.3g} s for samples that stood still, and did not compute: "
