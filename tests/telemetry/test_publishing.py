@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import ModuleType
 
 import pytest
 from tests.insight.steps import Run
@@ -91,6 +92,15 @@ def test_a_pass_is_told_when_it_ends(ear, publishing, packed_photos):
         file_system_of(str(packed_photos))
     }
     assert report.identity.job_id.startswith("group-")
+
+
+def test_a_pass_is_told_while_another_thread_begins_to_import_torch(
+    ear, publishing, packed_photos, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "torch.utils.data", ModuleType("torch.utils.data"))
+    with hr.open(packed_photos) as store:
+        list(hr.loader(store, 4))
+        assert ear.all()[-1].consumer
 
 
 def test_totals_go_on_over_epochs_and_loaders(ear, publishing, packed_photos):

@@ -328,9 +328,15 @@ def _refuse_half(environment: Mapping[str, str], answer: Rank) -> None:
             )
 
 
+def torch_worker() -> Any:
+    """What torch knows of this process as a DataLoader's worker; None: it is none."""
+    # Without that function where another thread has just begun to import torch.
+    known = getattr(sys.modules.get("torch.utils.data"), "get_worker_info", None)
+    return None if known is None else known()
+
+
 def _refuse_copies() -> None:
-    data = sys.modules.get("torch.utils.data")
-    worker = None if data is None else data.get_worker_info()
+    worker = torch_worker()
     if worker is not None and worker.num_workers > 1:
         raise RankError(
             f"This loader is iterated in worker {worker.id} of {worker.num_workers} of torch's DataLoader: "
@@ -342,8 +348,7 @@ def _refuse_copies() -> None:
 
 def _is_fresh_worker() -> bool:
     """Whether this is a DataLoader's worker that knows nothing of its parent: started, not forked."""
-    data = sys.modules.get("torch.utils.data")
-    if data is None or data.get_worker_info() is None:
+    if torch_worker() is None:
         return False
     return any("multiprocessing" in word and "import" in word for word in sys.orig_argv)
 

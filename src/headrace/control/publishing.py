@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.base.causes import Cause
-from headrace.base.job import JobIdentity, identity_of, job_name, local_ranks_of
+from headrace.base.job import JobIdentity, identity_of, job_name, local_ranks_of, torch_worker
 from headrace.control.history import PlaneReading
 from headrace.control.stalls.live import seen_of
 from headrace.control.stalls.verdict import NEGLIGIBLE, verdict_of
@@ -297,14 +297,14 @@ class Publisher:
                     sock.sendto(message.encode(), path)
 
     def _message(self, identity: JobIdentity, *, ended: bool) -> dict[str, Any]:
-        totals, data = self.totals, sys.modules.get("torch.utils.data")
+        totals = self.totals
         return {
             "v": 1,
             "instance": self._instance,
             "pid": os.getpid(),
             "job": asdict(identity),
             # In a DataLoader's worker no training step runs, so none waits.
-            "consumer": data is None or data.get_worker_info() is None,
+            "consumer": torch_worker() is None,
             "ended": ended,
             "began_s": round(self._began_s, 3),
             "local_ranks": local_ranks_of(os.environ),

@@ -27,7 +27,7 @@ from multiprocessing import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.base.job import clean, identity_of
+from headrace.base.job import clean, identity_of, torch_worker
 from headrace.base.text import redacted
 from headrace.control.stalls.live import evidence_of
 from headrace.machine.host import start_time, this_host
@@ -309,8 +309,7 @@ def _safely(followed: _Followed, act: Callable[[_Followed], None]) -> None:
 
 def _is_worker() -> bool:
     """Whether this process makes batches for another one, whose steps they are."""
-    data = sys.modules.get("torch.utils.data")
-    if data is not None and data.get_worker_info() is not None:
+    if torch_worker() is not None:
         return True
     return "grain" in sys.modules and multiprocessing.current_process().daemon
 
