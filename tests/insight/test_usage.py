@@ -95,6 +95,10 @@ def test_a_stall_of_nearly_nothing_has_no_cause_in_the_report():
     assert "stall        decode 100%" in JobReport(job).text()
 
 
+def test_of_a_job_that_nobody_gave_processors_it_is_said_how_much_it_used_of_them():
+    assert "  CPU          1.00 hours used\n" in JobReport(record("1")).text()
+
+
 def test_a_few_steps_are_said_to_be_few():
     short = record("1", gpu_h=0.0)
     short.figures |= {("stall_s", "decode", ""): 2.0, ("batches", "", ""): 1.0}

@@ -168,7 +168,9 @@ class JobReport:
         of_cpus = f"{counted(round(cpus), 'CPU')} a node"
         share = _share(use.cpu, f"{{}} of {of_cpus}", of_cpus)
         used, had = hours_text(use.cpu.used / 3600), hours_text(use.cpu.had / 3600)
-        cpu = f"{used} hours used of {had} had, {share}" if cpus or use.cpu.used else ""
+        cpu = f"{used} hours used" if use.cpu.used or cpus else ""
+        if cpus:  # nobody says what a launch by hand had
+            cpu += f" of {had} had, {share}"
         most = record.total("memory_bytes")
         memory = f"{bytes_text(most)} at most on a node" if most or use.memory.had else ""
         if use.memory.had:
