@@ -318,10 +318,10 @@ def test_memory_stays_flat_over_fifty_epochs_of_files(files, workers):
 
 
 def test_an_error_that_is_kept_does_not_keep_open_watched(files):
-    paths = sorted(files.iterdir())
+    paths = dict(enumerate(sorted(files.iterdir())))
 
     class Raises(torch_data.Dataset):
-        """Its paths lie in a closure: what it opens is watched."""
+        """No list of it names its files: what it opens is watched."""
 
         def __len__(self):
             return len(paths)

@@ -33,7 +33,7 @@ class Hidden:
     """Opens one file a sample, and does not say which."""
 
     def __init__(self, paths: list[str]) -> None:
-        self._where = list(paths)
+        self._where = dict(enumerate(paths))  # no list: nobody guesses
 
     def __len__(self) -> int:
         return len(self._where)

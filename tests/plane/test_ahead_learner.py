@@ -37,7 +37,7 @@ def test_the_second_epoch_of_an_unknown_dataset_is_read_ahead_exactly(paths):
 def test_samples_of_several_files_are_learned_beside_a_guess_that_names_one(paths):
     class Pairs(Listed):
         def __getitem__(self, index):
-            return super().__getitem__(index) + Path(self._where[index - 1]).read_bytes()
+            return super().__getitem__(index) + Path(self._where[(index - 1) % COUNT]).read_bytes()
 
     dataset = Pairs(paths)
     with ReadAhead.for_dataset(dataset, PLAIN) as ahead:
@@ -268,6 +268,32 @@ def test_paths_are_found_in_lists_subsets_concatenations_and_wrappers(paths, tmp
             return COUNT
 
     assert guess_paths(Rooted())(7) == (paths[7],)
+
+
+class ByFunction:
+    """Its paths lie in what its functions hold, or in a list of any name."""
+
+    def __init__(self, **held):
+        self.__dict__.update(held)
+
+    def __len__(self):
+        return COUNT
+
+
+def test_paths_are_found_in_lists_of_any_name_and_in_closures(paths):
+    class Local(ByFunction):
+        def __getitem__(self, index):
+            return paths[index]
+
+    class Early(ByFunction):
+        def __getitem__(self, index):
+            return later[index]
+
+    assert guess_paths(Early()) is None  # there is nothing in the cell yet
+    later = [(path, 3) for path in paths]
+    for dataset in (Local(), Early(), ByFunction(a=later), ByFunction(a=lambda i: later[i]),
+                    ByFunction(bound=Local().__getitem__)):  # fmt: skip
+        assert guess_paths(dataset)(7) == (paths[7],)
 
 
 def test_lists_that_are_no_paths_are_no_guess(paths):

@@ -1,6 +1,6 @@
 """Predicted files: which files each sample of a data set opens, as far as that is known.
 
-A guess from the data set's attributes serves at once. It is compared with what samples really open; what
+A guess from the data set's lists serves at once. It is compared with what samples really open; what
 differs is learned (`LearnedFiles`) and shared with the processes that serve the same data set (`SharedLog`).
 Watching ends when it has nothing more to tell.
 
@@ -20,9 +20,11 @@ import threading
 import zlib
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from operator import index as as_index
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ def guess_paths(dataset: Any, depth: int = _DEPTH_MAX) -> Paths | None:
     """Find the paths of a dataset's samples.
 
     Returns:
-        Gives the files of a sample; None where no attribute looks like paths.
+        Gives the files of a sample; None where no list looks like paths.
     """
     if depth == 0:
         return None
@@ -77,12 +79,11 @@ def _concatenated(sources: Sequence[Paths | None], ends: Sequence[int]) -> Paths
 
 
 def _listed_paths(dataset: Any) -> Paths | None:
-    """An attribute that is a list whose elements are paths, or begin with one."""
+    """A list of the data set's whose elements are paths, or begin with one."""
     length = _length(dataset)
     if not length:
         return None
-    for name in _LISTS:
-        items = _attribute(dataset, name)
+    for items in _lists(dataset):
         if isinstance(items, (str, bytes)) or _length(items) != length:
             continue
         try:
@@ -95,6 +96,19 @@ def _listed_paths(dataset: Any) -> Paths | None:
             if all(os.path.isfile(os.path.join(root, path or "")) for path in ends):  # noqa: PTH113, PTH118
                 return partial(_path_at, items, root)
     return None
+
+
+def _lists(dataset: Any) -> Iterator[Any]:
+    """What may name the files: attributes of usual names, then all lists that it or its functions hold."""
+    for name in _LISTS:
+        yield _attribute(dataset, name)
+    held = list((_attribute(dataset, "__dict__") or {}).values())
+    for value in (*held, _attribute(type(dataset), "__getitem__")):
+        if isinstance(value, (FunctionType, MethodType)):
+            for cell in value.__closure__ or ():
+                with suppress(ValueError):  # it is empty
+                    held.append(cell.cell_contents)
+    yield from (value for value in held if type(value) in {list, tuple})
 
 
 def _path_at(items: Sequence[Any], root: str, index: int) -> Sequence[str]:
@@ -237,7 +251,7 @@ class PredictedFiles:
         if self._source is not None or self.watching or self._opened_any:
             return None
         if not self._may_learn:
-            return "off: no attribute of the dataset names its files, and `learn` is off"
+            return "off: no list of the data set names its files, and `learn` is off"
         return f"off: the first {self._watched} {NO_FILES}"
 
     @property
@@ -247,7 +261,7 @@ class PredictedFiles:
 
     def explain(self) -> str:
         """Where paths come from, in a few words."""
-        where = "attributes of the dataset" if self._source is not None else "what was learned"
+        where = "a list of the data set" if self._source is not None else "what was learned"
         return f"paths from {where}, {self.knowledge.known} samples learned"
 
 

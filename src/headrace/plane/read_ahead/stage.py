@@ -95,7 +95,7 @@ class ReadAheadOptions:
     """Coming samples that are kept; what is announced beyond that is opened directly."""
 
     learn: bool = True
-    """Watch which files samples open, where no attribute of the dataset says it."""
+    """Watch which files samples open, where no list of the data set says it."""
 
     knowledge_bytes: int = 256 << 20
     """Memory for what was learned."""
@@ -182,7 +182,7 @@ class ReadAhead(Closing):
 
         Returns:
             None where nothing can be read ahead: no length, no `__getitem__`, or (learning
-            switched off) no attribute that names its files.
+            switched off) no list that names its files.
         """
         if not hasattr(dataset, "__getitem__"):
             return None
