@@ -103,8 +103,8 @@ def node_start(
     job_ram: str | None = Option(
         None, help="The same for one job.", show_default="all", metavar="SIZE"
     ),
-    window: str = Option("256M", help="Batches that one client may hold.", metavar="SIZE"),
-    job_window: str = Option("1G", help="The same for one job.", metavar="SIZE"),
+    window: str = Option("1G", help="Batches that one client may hold.", metavar="SIZE"),
+    job_window: str = Option("2G", help="The same for one job.", metavar="SIZE"),
     cache_dir: str | None = Option(
         None, help="Folder on a local disk to keep samples in.", metavar="DIR"
     ),

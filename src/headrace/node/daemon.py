@@ -57,10 +57,10 @@ class NodeOptions:
     yielding: bool = True
     """Give memory for samples back when the machine or the cgroup runs short of it."""
 
-    window_bytes: int = 256 << 20
+    window_bytes: int = 1 << 30
     """Batches that one client may hold or be read for, beyond samples that are kept."""
 
-    job_window_bytes: int = 1 << 30  # the same for all clients of one job
+    job_window_bytes: int = 2 << 30  # the same for all clients of one job
     sessions_max: int = 1024  # clients at a time
     controller: Endpoint | None = None
     """Who says what jobs may take from file systems; None: nobody."""
