@@ -1,10 +1,11 @@
-"""Look-ups of names through the C API, one by one, beside std::map and std::unordered_map.
+"""Look-ups of names one by one, from C and from Python, beside maps, LMDB and SQLite.
 
     python -m benchmarks.find                      # 10,000 to a million ImageNet-like names
 
-Stores are packed by the product with samples of a byte each, `find_probe` (CMake option HEADRACE_BENCH)
-looks every name up in random order, all three containers in turn in each round. Writes
-`results/find-DATE.json`; ratios are medians of the rounds' own.
+Stores are packed by the product with samples of a byte each. `find_probe` (CMake option HEADRACE_BENCH) looks
+every name up in random order through the C API, with one thread, two and four, beside `std::map` and
+`std::unordered_map`; `Store.find` stands beside a `dict`, LMDB and SQLite. All take turns in each round. Writes
+`results/find-DATE.json` and its picture; ratios are medians of the rounds' own.
 """
 
 from __future__ import annotations
@@ -12,18 +13,34 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import json
+import random
 import shutil
+import sqlite3
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lmdb
 
 import headrace
 from benchmarks import directory, forms, machine
 from benchmarks.processes import leaving_nothing
+from headrace.pages import charts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build/probe"
+FIGURE = ROOT / "docs/images/find.svg"
+COMPARED = {
+    "from C": ("hr_find", "hr_find, 2 threads", "hr_find, 4 threads", "map", "hash"),
+    "from Python": ("Store.find", "dict", "LMDB", "SQLite"),
+}
+ASKED_FROM_PYTHON = 100_000  # names at most, in each round
 
 
 def build_probe() -> Path:
@@ -45,15 +62,69 @@ def measure(probe: Path, samples: int, rounds: int, folder: Path) -> dict[str, o
     forms.say(f"packing {len(names):,} samples")
     store = folder / f"{samples}.hr"
     headrace.pack(((name, b"x") for name in names), store)
-    command = [probe, store, folder / "names", str(rounds)]
+    command = [str(probe), str(store), str(folder / "names"), str(rounds)]
     ended = subprocess.run(command, check=True, capture_output=True, text=True)
-    figures: dict[str, object] = json.loads(ended.stdout)
-    taken = json.loads(ended.stdout)["rounds"]
-    for other in ("map", "hash"):
-        figures[f"hr_find / {other}"] = statistics.median(r["hr_find"] / r[other] for r in taken)
-    for name in ("hr_find", "map", "hash"):
+    figures: dict[str, Any] = json.loads(ended.stdout)
+    taken = figures["rounds"]
+    in_python = from_python(store, names, rounds)
+    figures["rounds"] = taken = [c | py for c, py in zip(taken, in_python, strict=True)]
+    for ours, *others in COMPARED.values():
+        for other in others:
+            figures[f"{ours} / {other}"] = statistics.median(r[ours] / r[other] for r in taken)
+    for name in (name for names in COMPARED.values() for name in names):
         figures[f"{name}, ns"] = statistics.median(r[name] for r in taken)
     return figures
+
+
+def from_python(path: Path, names: list[str], rounds: int) -> Iterator[dict[str, float]]:
+    """Nanoseconds a look-up of `Store.find`, a dict, LMDB and SQLite, in each round."""
+    chosen = random.Random(7).sample(names, min(len(names), ASKED_FROM_PYTHON))
+    store = headrace.open(path)
+    indices = dict(zip(names, store.find_many(names).tolist(), strict=True))
+    kept = lmdb.open(f"{path}.lmdb", map_size=1 << 30, sync=False)
+    with kept.begin(write=True) as writing:
+        for name in sorted(names):
+            writing.put(name.encode(), indices[name].to_bytes(8, "little"))
+    rows = sqlite3.connect(f"{path}.sqlite")
+    rows.execute("CREATE TABLE names (name TEXT PRIMARY KEY, at INTEGER) WITHOUT ROWID")
+    rows.executemany("INSERT INTO names VALUES (?, ?)", sorted(indices.items()))
+    rows.commit()
+    ask = "SELECT at FROM names WHERE name = ?"
+    with kept.begin() as reading:
+        ways: dict[str, Callable[[str], Any]] = {
+            "Store.find": store.find,
+            "dict": indices.__getitem__,
+            "LMDB": lambda name: int.from_bytes(reading.get(name.encode()) or b"", "little"),
+            "SQLite": lambda name: rows.execute(ask, (name,)).fetchone()[0],
+        }
+        for way in ways.values():
+            assert [way(name) for name in chosen] == [indices[name] for name in chosen]
+        for _ in range(rounds):
+            yield {name: _time_ns(way, chosen) for name, way in ways.items()}
+    kept.close()
+    rows.close()
+
+
+def _time_ns(find: Callable[[str], Any], names: list[str]) -> float:
+    begun_s = time.thread_time()
+    for name in names:
+        find(name)
+    return (time.thread_time() - begun_s) / len(names) * 1e9
+
+
+def picture(sizes: Sequence[dict[str, Any]]) -> str:
+    """Bars of each number of names, from C beside from Python."""
+    panels = []
+    for figures in sizes:
+        for where, names in COMPARED.items():
+            parts = [
+                charts.Part(name, ns := figures[f"{name}, ns"], f"{ns:,.0f} ns",
+                            "c1" if name.startswith(("hr_find", "Store")) else "c4")
+                for name in names
+            ]  # fmt: skip
+            title = f"{figures['names']:,} names, {where}"
+            panels.append((title, charts.bars(title, parts)))
+    return charts.image("Nanoseconds a look-up of one name", panels, [])
 
 
 @leaving_nothing()
@@ -78,6 +149,7 @@ def main() -> int:
     path.write_text(
         json.dumps({"machine": described, "date": today, "sizes": sizes}, indent=1) + "\n"
     )
+    FIGURE.write_text(picture(sizes) + "\n")
     for figures in sizes:
         print(json.dumps({name: value for name, value in figures.items() if name != "rounds"}))
     return 0

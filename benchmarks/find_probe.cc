@@ -4,8 +4,8 @@
 //   find_probe STORE NAMES ROUNDS
 //
 // NAMES holds one name a line, all names of the store. Each round looks all of them up, one by one,
-// in one random order. Prints one line of JSON: nanoseconds a look-up in each round, and the bytes
-// that each container took.
+// in one random order; so do two threads and four, each. Prints one line of JSON: nanoseconds a
+// look-up in each round, and the bytes that each container took.
 #include <malloc.h>
 #include <time.h>
 
@@ -15,8 +15,10 @@
 #include <cstdlib>
 #include <fstream>
 #include <map>
+#include <numeric>
 #include <random>
 #include <string>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -47,6 +49,19 @@ double time_ns(const std::vector<std::string>& names, const std::vector<uint64_t
   const double took = processor_ns() - begun;
   require(wrong == 0, "a look-up found another sample");
   return took / static_cast<double>(names.size());
+}
+
+// The same, when `threads` do it at once: the mean of theirs.
+template <class Find>
+double threads_ns(int threads, const std::vector<std::string>& names,
+                  const std::vector<uint64_t>& indices, const Find& find) {
+  std::vector<double> each(static_cast<size_t>(threads));
+  std::vector<std::thread> running;
+  for (double& took : each) {
+    running.emplace_back([&] { took = time_ns(names, indices, find); });
+  }
+  for (std::thread& thread : running) thread.join();
+  return std::accumulate(each.begin(), each.end(), 0.0) / threads;
 }
 
 size_t allocated() { return mallinfo2().uordblks + mallinfo2().hblkhd; }
@@ -84,17 +99,21 @@ int main(int argc, char** argv) {
   std::printf("{\"names\": %zu, \"map_bytes\": %zu, \"hash_bytes\": %zu, \"rounds\": [",
               names.size(), between - before, after - between);
   for (int round = 0; round < std::atoi(argv[3]); ++round) {
-    const double find_ns = time_ns(names, indices, [&](const std::string& name) {
+    const auto find = [&](const std::string& name) {
       uint64_t index = UINT64_MAX;
       hr_find(mount, name.c_str(), &index);
       return index;
-    });
+    };
+    const double find_ns = time_ns(names, indices, find);
     const double map_ns =
         time_ns(names, indices, [&](const std::string& name) { return tree.find(name)->second; });
     const double hash_ns =
         time_ns(names, indices, [&](const std::string& name) { return hash.find(name)->second; });
-    std::printf("%s{\"hr_find\": %.1f, \"map\": %.1f, \"hash\": %.1f}", round > 0 ? ", " : "",
-                find_ns, map_ns, hash_ns);
+    std::printf(
+        "%s{\"hr_find\": %.1f, \"map\": %.1f, \"hash\": %.1f, \"hr_find, 2 threads\": %.1f, "
+        "\"hr_find, 4 threads\": %.1f}",
+        round > 0 ? ", " : "", find_ns, map_ns, hash_ns, threads_ns(2, names, indices, find),
+        threads_ns(4, names, indices, find));
   }
   std::printf("]}\n");
   hr_unmount(mount);

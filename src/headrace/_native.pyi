@@ -71,6 +71,9 @@ class Directory:
     def columns(self, /) -> dict[str, numpy.typing.NDArray[Any]]:
         """User columns by name."""
 
+    def find(self, name: str | bytes) -> int:
+        """The sample with this name, -1 where there is none."""
+
     def find_many(self, names: list[str] | list[bytes] | list[str | bytes]) -> numpy.typing.NDArray[numpy.int64]:
         """The samples with these names, -1 where there is none."""
 

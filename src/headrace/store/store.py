@@ -211,7 +211,7 @@ class Store(Closing):
         Raises:
             SampleNotFound: there is none.
         """
-        index = int(self.find_many([name])[0])
+        index = self._find(name)
         if index < 0:
             raise SampleNotFound(
                 f"{self.path}: there is no sample named {printable(os.fsencode(name))}.",
@@ -219,6 +219,14 @@ class Store(Closing):
                 next_step="The names are in `store.names`.",
             )
         return index
+
+    def _find(self, name: str | bytes) -> int:
+        """The index of a name; -1: no sample has it."""
+        self._check_open()
+        for segment in self.segments:
+            if (index := segment.directory.find(name)) >= 0:
+                return index + segment.base
+        return -1
 
     def find_many(self, names: Sequence[str | bytes]) -> NDArray[np.int64]:
         """The indices of `names`, (k,) int64; -1 for a name that no sample has."""
@@ -455,7 +463,7 @@ class Names(Sequence[str]):
             yield from self[start : start + _NAMES_AT_ONCE]
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, (str, bytes)) and int(self._store.find_many([name])[0]) >= 0
+        return isinstance(name, (str, bytes)) and self._store._find(name) >= 0  # noqa: SLF001
 
     def index(self, value: str, start: int = 0, stop: int | None = None) -> int:
         """The index of a name, by the name tree.
@@ -463,7 +471,7 @@ class Names(Sequence[str]):
         Raises:
             ValueError: no sample has it, in this range.
         """
-        index = int(self._store.find_many([value])[0])
+        index = self._store._find(value)  # noqa: SLF001 - its own other half
         if index < 0 or index not in range(len(self))[start:stop]:
             raise ValueError(f"{value!r} is not among the names")
         return index
