@@ -27,6 +27,7 @@ import lmdb
 
 import headrace
 from benchmarks import directory, forms, machine
+from benchmarks.paper_parts.page import bars
 from benchmarks.processes import leaving_nothing
 from headrace.pages import charts
 
@@ -123,7 +124,7 @@ def picture(sizes: Sequence[dict[str, Any]]) -> str:
                 for name in names
             ]  # fmt: skip
             title = f"{figures['names']:,} names, {where}"
-            panels.append((title, charts.bars(title, parts)))
+            panels.append(bars(title, parts))
     return charts.image("Nanoseconds a look-up of one name", panels, [])
 
 
