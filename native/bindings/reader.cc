@@ -146,8 +146,8 @@ nb::dict reader_stats(const ReaderHandle& handle) {
   d["delivered_bytes"] = stats.delivered_bytes;
   d["buffered_bytes"] = stats.buffered_bytes;
   d["ready_bytes"] = stats.ready_bytes;
-  d["page_cache_bytes"] = stats.gathered_bytes;
-  d["source_bytes"] = stats.reads.bytes;
+  d["page_cache_bytes"] = stats.gathered_bytes + stats.resident_bytes;
+  d["source_bytes"] = stats.reads.bytes - std::min(stats.reads.bytes, stats.resident_bytes);
   d["workers"] = stats.workers;
   d["reads_in_flight"] = stats.reads_in_flight;
   d["buffer_bytes"] = stats.buffer_bytes;

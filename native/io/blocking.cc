@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "io/attempt.h"
+#include "io/residency.h"
 
 namespace headrace::io {
 namespace {
@@ -60,6 +61,7 @@ void read_path(Read& read, const Syscalls& sys, OpenFiles& files) {
     return;
   }
   files.opened();
+  read.resident = read.length > 0 && resident(fd, read.offset, read.length);
   if (read.length > 0) read_all(Attempt{.read = &read, .fd = fd}, sys);
   sys.close(fd);
   files.closed();

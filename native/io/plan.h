@@ -80,6 +80,7 @@ struct Plan {
   std::atomic<uint64_t> requests_done{0};
   uint64_t sample_bytes = 0;    // of all slots, counted when the plan was carried out
   uint64_t gathered_bytes = 0;  // of these from the page cache
+  uint64_t resident_bytes = 0;  // likewise, of files that were read by their paths
   std::byte* data = nullptr;
 };
 

@@ -352,6 +352,7 @@ void Reader::performed(const Worker& worker, const Plan& plan, Job& job) {
   requests_per_batch_ += weight * (requests - requests_per_batch_);
   time_.wanted = static_cast<int>(workers_wanted_locked());
   sums_.gathered_bytes += plan.gathered_bytes;
+  sums_.resident_bytes += plan.resident_bytes;
   job.sample_bytes_ = plan.sample_bytes;
   job.samples_ = plan.batch->samples;
   if (job.charged_bytes_ != 0) {

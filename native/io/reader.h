@@ -58,6 +58,7 @@ struct ReaderStats {
   double consumer_wait_s = 0;  // that `Job::wait` waited
   InFlightStats reads;         // of requests to the device; gathers from the page cache are not
   uint64_t gathered_bytes = 0;
+  uint64_t resident_bytes = 0;  // of requests: what lay in the page cache all the same
   uint64_t delivered_samples = 0;
   uint64_t delivered_bytes = 0;
   uint64_t buffered_bytes = 0;   // now: of batches that are read, or are ready and not taken

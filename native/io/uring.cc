@@ -41,6 +41,7 @@
 #include "io/attempt.h"
 #include "io/blocking.h"
 #include "io/registered_buffers.h"
+#include "io/residency.h"
 #include "io/ring.h"
 
 namespace headrace::io {
@@ -461,8 +462,9 @@ void UringEngine::opened(unsigned index, int result) {
   slot.blocking = false;
   // fstat here and not as a STATX request: the open has just brought the inode into memory, and
   // the ring hands every STATX to a kernel thread.
-  const Read& read = *slot.attempt.read;
+  Read& read = *slot.attempt.read;
   const int error = check_file(result, read.check, kSyscalls);
+  read.resident = error == 0 && read.length > 0 && resident(result, read.offset, read.length);
   if (error != 0 || read.length == 0) {
     slot.attempt.fail(error);
     finish(index);

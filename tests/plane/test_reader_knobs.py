@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.config import ReaderOptions, reader_options
+from headrace.config import EngineName, ReaderOptions, reader_options
 from headrace.order import Shuffled
 from headrace.plane.pipeline import Pipeline
+from plane.ahead_files import drop_pages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,6 +53,25 @@ def test_statistics_count_what_was_read_and_delivered(store: hr.Store) -> None:
     assert stats["busy_s"] > 0
     assert (stats["in_flight"], stats["buffered_bytes"], stats["ready_bytes"]) == (0, 0, 0)
     reader.close()
+
+
+@pytest.mark.parametrize("engine", ["auto", "threads"])
+def test_files_of_a_folder_are_told_to_lie_in_the_page_cache(
+    store: hr.Store, tmp_path: Path, engine: EngineName
+) -> None:
+    """`store` has read them all."""
+    with hr.open(tmp_path / "files") as files:
+        reader = Pipeline(files, ReaderOptions(engine=engine))
+        deliver(reader, files)
+        assert reader.native_stats()["bytes_by_tier"] == {"page_cache": files.nbytes, "source": 0}
+        reader.close()
+        for path in (tmp_path / "files").iterdir():
+            drop_pages(str(path))
+        reader = Pipeline(files, ReaderOptions(engine=engine))
+        deliver(reader, files)
+        tiers = reader.native_stats()["bytes_by_tier"]
+        reader.close()
+    assert tiers["source"] > 0.9 * files.nbytes  # but for what the kernel could not drop
 
 
 def test_turned_knobs_outlive_the_reader_that_had_them(store: hr.Store) -> None:

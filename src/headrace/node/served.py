@@ -456,7 +456,7 @@ class ServedData:
             "ram_bytes": self.ram_bytes,
             "gathered_batches": self.gathered_batches,
             "gathered_bytes": self.gathered_bytes,
-            "source_bytes": int(source["read_bytes"]) + int(source["bytes_by_tier"]["page_cache"]),
+            "source_bytes": sum(map(int, source["bytes_by_tier"].values())),
             "source_samples_bytes": int(source["delivered_bytes"]),
             "shared_batches": self.shared_batches,
             "postponed_batches": self.postponed,
