@@ -2,7 +2,8 @@
 
 A job that is resumed writes another file per rank, perhaps on another number of ranks. It goes on at a
 position that was saved, so what the attempt before delivered behind that position was lost with it, and
-comes again: only the last delivery of a position counts.
+comes again: only the last delivery of a position counts. One that begins at the beginning without a state,
+as a loader for validation does that no checkpoint knows, goes on nowhere: its passes stand beside those before.
 """
 
 from __future__ import annotations
@@ -50,6 +51,11 @@ class Attempt:
         """Whether a rank did not end properly, or still runs."""
         return any(trace.cut for trace in self.traces.values())
 
+    @property
+    def processes(self) -> set[str]:
+        """Those of its ranks."""
+        return {trace.process or trace.path for trace in self.traces.values()}
+
 
 @dataclass(frozen=True, slots=True)
 class Passage:
@@ -69,7 +75,10 @@ class LoaderHistory:
 
     about: RankTrace  # a trace of the last attempt, for what it says of data and order
     attempts: list[Attempt]
-    epochs: dict[int, list[Passage]]  # the passages that count, by epoch
+    epochs: dict[int, list[Passage]]
+    """The passages that count, by epoch, since the loader last began anew."""
+    earlier: list[dict[int, list[Passage]]] = field(default_factory=list)
+    """Those from before each time that it began anew."""
     again: int = 0  # steps that were delivered again after a resume, and do not count
     odd: list[str] = field(default_factory=list)  # what does not fit together
 
@@ -151,11 +160,25 @@ def _history(attempts: list[Attempt]) -> LoaderHistory:
     about = next(iter(attempts[-1].traces.values()))
     history = LoaderHistory(about, attempts, {})
     for number, attempt in enumerate(attempts):
-        for passage in _passages(number, attempt, history.odd):
+        passages = _passages(number, attempt, history.odd)
+        if history.epochs and passages and passages[0].begin == 0 and not went_on(attempt):
+            history.earlier.append(history.epochs)
+            history.epochs = {}
+        for passage in passages:
             _forget(history, passage.epoch, passage.begin)
             history.epochs.setdefault(passage.epoch, []).append(passage)
+    history.earlier = [dict(sorted(epochs.items())) for epochs in history.earlier]
     history.epochs = dict(sorted(history.epochs.items()))
     return history
+
+
+def went_on(attempt: Attempt) -> bool:
+    """Whether it may have gone on where one before was: by a state, by an epoch, or the trace does not say."""
+    traces = attempt.traces.values()
+    return any(
+        trace.origin != "beginning" or (len(trace.steps) and trace.steps["epoch"][0] > 0)
+        for trace in traces
+    )
 
 
 def _forget(history: LoaderHistory, epoch: int, begin: int) -> None:

@@ -24,6 +24,7 @@ from headrace.insight.deliveries import (
     histories,
     order_of,
     sums_at,
+    went_on,
     without_ranks,
 )
 from headrace.trace.format import finite
@@ -79,6 +80,7 @@ class EpochProof:
     left_out: int = 0  # samples that could not be delivered and were skipped
     order_hash: int = 0  # of what was delivered
     resumed_at: tuple[int, ...] = ()
+    beginning: int = 0  # how often the loader had begun anew
     unknown: list[tuple[int, int]] = field(default_factory=list)
     """Positions (the end is not among them) between the end of a killed process's trace and its resume."""
     findings: list[Finding] = field(default_factory=list)
@@ -308,14 +310,32 @@ def verify_epochs(run: Run) -> Proof:
         order, unchecked = order_of(history.about)
         loader = LoaderProof(history, [], unchecked, _gaps(history))
         proof.loaders.append(loader)
-        if loader.ours:
-            last = max(history.epochs, default=0)
-            loader.epochs = [
-                check_epoch(history, epoch, passages, order, last=epoch == last)
-                for epoch, passages in history.epochs.items()
-                if passages
-            ]
+        for beginning, epochs in enumerate(
+            (*history.earlier, history.epochs) if loader.ours else ()
+        ):
+            last = max(epochs, default=0)
+            for epoch, passages in epochs.items():
+                if passages:
+                    checked = check_epoch(history, epoch, passages, order, last=epoch == last)
+                    checked.beginning = beginning
+                    if epochs is not history.epochs and checked.state is EpochState.RUNNING:
+                        checked.state = EpochState.LEFT
+                    loader.epochs.append(checked)
+    _find_runs_begun_anew(proof)
     return proof
+
+
+def _find_runs_begun_anew(proof: Proof) -> None:
+    """Where no loader of a start went on, it was no resume: what was delivered before came again."""
+    attempts = [attempt for loader in proof.loaders for attempt in loader.history.attempts]
+    resumed = {process for each in attempts if went_on(each) for process in each.processes}
+    for loader in proof.loaders:
+        before = set[str]()
+        for number, attempt in enumerate(loader.history.attempts, 1):
+            if before and not attempt.processes & (before | resumed):
+                again = "it began without a state, and had again what came before"
+                loader.gaps.append(f"attempt {number} is no resume: {again}")
+            before |= attempt.processes
 
 
 _RANKS_NAMED: Final = 8
@@ -498,23 +518,25 @@ def proof_lines(proof: Proof) -> Iterator[str]:
 def _loader_lines(loader: LoaderProof) -> Iterator[str]:
     history = loader.history
     about = history.about
-    sizes = [counted(a.world_size, "rank") for a in history.attempts[:8]]
-    resumes = f", {counted(len(sizes) - 1, 'resume')}" if len(sizes) > 1 else ""
-    ranks = f"{sizes[0]}{resumes}" if len(set(sizes)) == 1 else " then ".join(sizes)
-    order = about.order
+    ranks, order = _ranks_text(history), about.order
     mode = f"{order.get('mode')}, seed {order.get('seed')}" if order else "order of its own"
     chosen = f"{about.length:,} of " if order.get("mode") == "subset" else ""
     yield f"{about.source or about.framework}: {chosen}{about.samples:,} samples, {mode}, {ranks}"
     if not loader.ours:
-        rows = [p.deliveries for passages in history.epochs.values() for p in passages]
+        lives = (*history.earlier, history.epochs)
+        rows = [p.deliveries for life in lives for passages in life.values() for p in passages]
         samples = sum(int(each["samples"].sum()) for each in rows)
         many = f"{counted(samples, 'sample')} in {counted(sum(map(len, rows)), 'step')}"
-        epochs = counted(len(history.epochs), "epoch")
+        epochs = counted(sum(map(len, lives)), "epoch")
         yield f"  {many} of {epochs} came; whether each sample came once is not known:"
         yield f"  the order is that of {about.framework or 'the program'}, which headrace cannot make again"
         yield "  Whether two runs had the same order can be checked: headrace verify-epoch RUN RUN2"
         return
+    beginning = 0
     for epoch in loader.epochs[:_EPOCHS_SHOWN]:
+        if epoch.beginning != beginning:
+            beginning = epoch.beginning
+            yield "  begun anew at epoch 0, without a state:"
         yield from _epoch_lines(epoch)
     if len(loader.epochs) > _EPOCHS_SHOWN:
         rest = loader.epochs[_EPOCHS_SHOWN:]
@@ -530,6 +552,16 @@ def _loader_lines(loader: LoaderProof) -> Iterator[str]:
         yield f"  only positions were checked: {loader.unchecked}"
     for gap in (*loader.gaps, *history.odd):
         yield f"  ! {gap}"
+
+
+def _ranks_text(history: LoaderHistory) -> str:
+    sizes = [counted(attempt.world_size, "rank") for attempt in history.attempts[:8]]
+    anew = len(history.earlier)
+    resumes = len(history.attempts) - 1 - anew
+    parts = [" then ".join(sizes)]
+    if len(set(sizes)) == 1:
+        parts = [sizes[0], *([counted(resumes, "resume")] if resumes else [])]
+    return ", ".join(parts + [f"begun anew {counted(anew, 'time')}"] * bool(anew))
 
 
 _STATES: Final = {

@@ -427,6 +427,7 @@ class StepLog:
         left_out: the last samples that were left out, until somebody takes them from there.
         first: is called once, by the next `add`: whoever takes steps can sleep until there are some.
         settle: returns when whoever writes steps has written those so far.
+        resumed: whether the loader was told, by a state, where to go on.
     """
 
     def __init__(self, most: int = 4096) -> None:
@@ -442,6 +443,7 @@ class StepLog:
         self.left_out: deque[LeftOut] = deque(maxlen=most)
         self.first: Callable[[], object] | None = None
         self.settle: Callable[[], object] = _nobody_writes
+        self.resumed = False
         self._write(0, (0, 0, 0, 0), (0, 0, 0), (0.0, 0.0), _NOTHING)
 
     def _write(

@@ -146,6 +146,7 @@ class Cursor:
         loaded.check(self._order.saved_with(loaded.basis), self._fingerprint)
         self._order = self.share.order = self._resumed(loaded)
         self._go_to(loaded)
+        self.stats.steps.resumed = True
         with contextlib.suppress(RankError):  # then it is looked at when the pass begins
             self._leave_finished(self.share.slices)
             tell_resumed(self.share.slices.rank, self.epoch, self._position, self.order.length)

@@ -70,6 +70,8 @@ class RankTrace:
     length: int = 0  # positions of an epoch
     batch_size: int = 0
     tail: str = ""
+    origin: str = ""
+    """Where its first pass began: as a loaded `state` says, or at the `beginning`; "": not known."""
     steps: NDArray[np.void]  # dtype `headrace.plane.batch_trace.STEP`, as they were delivered
     events: tuple[dict[str, Any], ...] = ()
     """JSON objects with at least `kind` (text) and `at_s` (monotonic seconds)."""
@@ -285,6 +287,7 @@ def _bounded(value: Any) -> bool:
 
 _TEXTS: Final = (
     "host", "node", "machine", "process", "source", "framework", "fingerprint", "order_digest", "tail",
+    "origin",
 )  # fmt: skip
 _COUNTS: Final = ("rank", "world_size", "pid", "started", "samples", "length", "batch_size")
 _FIELDS: Final[dict[str, type]] = {

@@ -130,7 +130,8 @@ class _Followed:
             "host": clean(socket.gethostname()), "node": identity.node if identity else "",
             "machine": this_host(), "pid": pid, "started": start_time(pid) or 0, "process": _writer.process,
         }  # fmt: skip
-        header = {**about, **clock, **here}
+        origin = "state" if self.steps.resumed else "beginning"
+        header = {**about, **clock, **here, "origin": origin}
         self.file = TraceFile(self.folder, about["rank"], header, self.most)
         self.began_s = self.look_at_s = now
 

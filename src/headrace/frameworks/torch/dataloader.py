@@ -429,6 +429,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
             resumption.progress.beginning.restore(self, everything=False)
         self._headrace.resumption = resumption
         self._headrace.progress = None
+        self._headrace.stats.steps.resumed = True
 
     def _saved(self, progress: Progress | None, *, under_way: bool) -> dict[str, Any]:
         if progress is None:

@@ -177,7 +177,8 @@ class Curves:
 
     rank: int
     world_size: int
-    process: str  # see `RankTrace`
+    process: str  # see `RankTrace`, as for `origin`
+    origin: str
     times: NDArray[np.float64]  # Unix seconds, shape (points,)
     over_time: NDArray[np.float64]  # sums up to these, shape (points, columns)
     ordinals: NDArray[np.float64]  # steps of this trace, shape (points,)
@@ -201,6 +202,7 @@ def curves_of(trace: RankTrace, evidence: Evidence) -> Curves:
     slowest = np.argsort(steps["asked_s"] - steps["delivered_s"], kind="stable")[:SLOWEST]
     return Curves(
         rank=trace.rank, world_size=trace.world_size, process=trace.process or trace.path,
+        origin=trace.origin,
         times=times + (trace.began_unix_s - trace.began_s),
         over_time=over_time, ordinals=ordinals, over_steps=sums[ordinals.astype(np.int64)],
         epochs=epochs, slowest=steps[slowest], total=sums[-1],

@@ -48,7 +48,15 @@ def steps_again(curves: Sequence[Curves]) -> int:
         epochs = [epoch for curve in start for epoch in curve.epochs]
         again += sum(_behind(epoch, *went_on) for epoch in epochs)
         went_on = min([went_on, *((float(one.epoch), one.first) for one in epochs)])
+        if _anew(start):
+            went_on = math.inf, 0.0  # what came before stands beside it
     return again
+
+
+def _anew(curves: Sequence[Curves]) -> bool:
+    """Whether they began at the beginning, and no state had been loaded."""
+    epochs = [epoch.epoch for curve in curves for epoch in curve.epochs]
+    return min(epochs, default=1) == 0 and all(curve.origin == "beginning" for curve in curves)
 
 
 def _behind(one: EpochSum, epoch: float, position: float) -> int:
