@@ -192,12 +192,21 @@ def test_a_run_that_was_started_again_says_so(tmp_path, world):
     assert figures.again == proof.loaders[0].history.again == 10
     ((begin_s, end_s),) = figures.pauses
     assert end_s - begin_s == pytest.approx(12, abs=0.2)
-    said = " s: the run was started again. 10 steps came again after that"
-    assert said in report_page(figures)
-    assert said in next(report_lines(figures))
+    said = "s on. 10 steps of all ranks came again after that"
+    for shown in (report_page(figures), next(report_lines(figures))):
+        assert "The run was started again: no rank had a step for 1" in shown
+        assert said in shown
     document = report_document(figures)
     assert document["steps_again"] == 10
     assert document["without_ranks_s"] == pytest.approx(12, abs=0.2)
+
+
+def test_of_several_new_starts_the_time_without_a_step_is_given_in_all(tmp_path):
+    for start in range(3):
+        Loaders(tmp_path / "run", world=1, began=1.8e9 + 15 * start).epoch(start).close("")
+    text = next(report_lines(run_figures(str(tmp_path / "run"))))
+    said = "The run was started again 2 times: no rank had a step for 26.3 s in all, the first time from 1.9 s on."
+    assert said in text
 
 
 def test_loaders_one_after_the_other_are_no_new_start(tmp_path):

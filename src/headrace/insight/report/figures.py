@@ -433,7 +433,7 @@ class TraceFigures:
     @property
     def restart(self) -> str:
         """What is to be said of starts after the first; "" if there were none."""
-        return restart_text(self.pauses, self.again, self.span_s[0])
+        return restart_text(self.pauses, self.again, self.span_s[0], ranks=len(self.ranks))
 
     def of(self, name: str) -> float:
         """A column of the total."""

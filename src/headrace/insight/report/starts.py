@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from headrace.base.text import counted, duration_text
+from headrace.base.text import counted, duration_text, times_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,16 +68,20 @@ def _behind(one: EpochSum, epoch: float, position: float) -> int:
     return steps - min(steps, max(0, math.ceil((position - one.first) / apart)))
 
 
-def restart_text(pauses: Sequence[tuple[float, float]], again: int, first_s: float) -> str:
+def restart_text(
+    pauses: Sequence[tuple[float, float]], again: int, first_s: float, *, ranks: int
+) -> str:
     """What is to be said of it; "" if the run was started once."""
     texts = []
     if pauses:
         took = duration_text(sum(end_s - begin_s for begin_s, end_s in pauses))
-        times = f", {len(pauses)} times" if len(pauses) > 1 else ""
-        begin = duration_text(pauses[0][0] - first_s)
-        texts += [
-            f"From {begin} on no rank had a step for {took}{times}: the run was started again."
-        ]
+        begin = f"from {duration_text(pauses[0][0] - first_s)} on"
+        when = f" {times_text(len(pauses))}: no rank had a step for {took} in all, the first time {begin}."
+        once = f": no rank had a step for {took}, {begin}."
+        texts += ["The run was started again" + (when if len(pauses) > 1 else once)]
     if again:
-        texts += [f"{counted(again, 'step')} came again after that; both deliveries count here."]
+        of = " of all ranks" if ranks > 1 else ""
+        texts += [
+            f"{counted(again, 'step')}{of} came again after that; both deliveries count here."
+        ]
     return " ".join(texts)
