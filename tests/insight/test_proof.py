@@ -276,6 +276,14 @@ def test_processes_without_ranks_that_run_side_by_side_are_no_resume_of_each_oth
     assert "nothing was shared out" in lines
 
 
+def test_steps_are_those_of_all_ranks_where_there_are_several(tmp_path):
+    Loaders(tmp_path / "run").epoch(0, stop=10).close("")
+    Loaders(tmp_path / "run", began=1.8e9 + 60).epoch(0, begin=7 * 32).close()
+    lines = "\n".join(proof_lines(proof_of(tmp_path / "run")))
+    assert "(64 steps of all ranks; hash" in lines
+    assert "6 steps of all ranks came again after a resume" in lines
+
+
 def test_one_process_and_its_resume_are_one(tmp_path):
     Loaders(tmp_path / "run", world=1).epoch(0, stop=10).close()
     Loaders(tmp_path / "run", world=1, began=1.8e9 + 60).epoch(0, begin=160).epoch(
@@ -294,7 +302,7 @@ def test_of_an_order_that_is_not_ours_it_is_said_what_came(tmp_path):
     other = {"described": {}, "order_digest": "", "framework": "torch DataLoader"}
     made_run(tmp_path / "run", **other)
     lines = "\n".join(proof_lines(proof_of(tmp_path / "run")))
-    assert "2,000 samples in 128 steps of 2 epochs came" in lines
+    assert "2,000 samples of 2 epochs came in 128 steps of all ranks;" in lines
     assert "the order is that of torch DataLoader" in lines
 
 

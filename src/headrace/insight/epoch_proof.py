@@ -519,6 +519,7 @@ def _loader_lines(loader: LoaderProof) -> Iterator[str]:
     history = loader.history
     about = history.about
     ranks, order = _ranks_text(history), about.order
+    of = " of all ranks" if any(attempt.world_size > 1 for attempt in history.attempts) else ""
     mode = f"{order.get('mode')}, seed {order.get('seed')}" if order else "order of its own"
     chosen = f"{about.length:,} of " if order.get("mode") == "subset" else ""
     yield f"{about.source or about.framework}: {chosen}{about.samples:,} samples, {mode}, {ranks}"
@@ -526,9 +527,10 @@ def _loader_lines(loader: LoaderProof) -> Iterator[str]:
         lives = (*history.earlier, history.epochs)
         rows = [p.deliveries for life in lives for passages in life.values() for p in passages]
         samples = sum(int(each["samples"].sum()) for each in rows)
-        many = f"{counted(samples, 'sample')} in {counted(sum(map(len, rows)), 'step')}"
+        steps = counted(sum(map(len, rows)), "step") + of
         epochs = counted(sum(map(len, lives)), "epoch")
-        yield f"  {many} of {epochs} came; whether each sample came once is not known:"
+        many = f"{counted(samples, 'sample')} of {epochs} came in {steps}"
+        yield f"  {many}; whether each came once is not known:"
         yield f"  the order is that of {about.framework or 'the program'}, which headrace cannot make again"
         yield "  Whether two runs had the same order can be checked: headrace verify-epoch RUN RUN2"
         return
@@ -537,16 +539,16 @@ def _loader_lines(loader: LoaderProof) -> Iterator[str]:
         if epoch.beginning != beginning:
             beginning = epoch.beginning
             yield "  begun anew at epoch 0, without a state:"
-        yield from _epoch_lines(epoch)
+        yield from _epoch_lines(epoch, of)
     if len(loader.epochs) > _EPOCHS_SHOWN:
         rest = loader.epochs[_EPOCHS_SHOWN:]
         whole = (EpochState.WHOLE, EpochState.RUNNING)
         wrong = [epoch for epoch in rest if epoch.state not in whole]
         yield f"  {counted(len(rest), 'more epoch')}, {len(wrong)} of them not whole"
         for epoch in wrong[:_EPOCHS_SHOWN]:
-            yield from _epoch_lines(epoch)
+            yield from _epoch_lines(epoch, of)
     if history.again:
-        again = f"{counted(history.again, 'step')} came again after a resume"
+        again = f"{counted(history.again, 'step')}{of} came again after a resume"
         yield f"  {again}; only the last delivery counts"
     if loader.unchecked:
         yield f"  only positions were checked: {loader.unchecked}"
@@ -574,9 +576,9 @@ _STATES: Final = {
 }
 
 
-def _epoch_lines(epoch: EpochProof) -> Iterator[str]:
+def _epoch_lines(epoch: EpochProof, of: str) -> Iterator[str]:
     state = _STATES[epoch.state].format(positions=epoch.positions, length=epoch.length)
-    notes = [counted(epoch.steps, "step"), f"hash {epoch.order_hash:016x}"]
+    notes = [f"{counted(epoch.steps, 'step')}{of}", f"hash {epoch.order_hash:016x}"]
     if epoch.resumed_at:
         notes.append("resumed at position " + ", ".join(f"{at:,}" for at in epoch.resumed_at[:4]))
     if epoch.left_out:

@@ -397,7 +397,7 @@ def cards(run: TraceFigures) -> list[tuple[str, str]]:
         parts.append((f"{bytes_text(nbytes / seconds)}/s", "delivered, all ranks"))
     parts += [
         (duration_text(run.of("waited_s")), "waited, all ranks added up"),
-        (f"{run.of('steps'):,.0f}", "steps, all ranks"),
+        (f"{run.of('steps'):,.0f}", "steps of all ranks"),
         (str(len(run.main.epochs())), "epochs begun"),
     ]
     return parts
