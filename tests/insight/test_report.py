@@ -196,6 +196,8 @@ def test_a_run_that_was_started_again_says_so(tmp_path, world):
     for shown in (report_page(figures), next(report_lines(figures))):
         assert "The run was started again: no rank had a step for 1" in shown
         assert said in shown
+    assert "The run was started again: start 2 at step 20." in report_page(figures)
+    assert '"col">start</th><th scope="col">epoch' in report_page(figures)
     document = report_document(figures)
     assert document["steps_again"] == 10
     assert document["without_ranks_s"] == pytest.approx(12, abs=0.2)

@@ -32,6 +32,7 @@ from headrace.insight.report.figures import (
     stall_of,
     tiers_of,
 )
+from headrace.insight.report.starts import begins_text, start_of
 from headrace.order.order import unit_of
 from headrace.pages import charts
 from headrace.pages.html import axis_text, card_list, document, marked, safe
@@ -112,7 +113,7 @@ def stall_strip(run: TraceFigures) -> str:
     tables += charts.table(["what the batch was doing", "waited, all ranks", "of the wait"], phases)
     caption = (
         f"Of each step's time, over {counted(ranks, 'rank')}, by why it waited: the rest is the "
-        "training's own work."
+        "training's own work." + begins_text(run.main.curves, run.pauses)
     )
     if run.slower_s:
         caption += " Waiting for a slower rank is part of that work: it comes after the batch."
@@ -317,19 +318,21 @@ def slowest(run: TraceFigures) -> str:
     """The longest waits, as a table."""
     curves = run.main.curves if run.main is not None else []
     waits = [
-        (float(row["delivered_s"] - row["asked_s"]), curve.rank, row)
+        (float(row["delivered_s"] - row["asked_s"]), curve, row)
         for curve in curves
         for row in curve.slowest
     ]
     waits.sort(key=lambda one: -one[0])
     rows = [
         (
-            int(row["epoch"]), f"{int(row['step']):,}", rank, seconds_text(waited_s),
+            *[start_of(curve, run.pauses)] * bool(run.pauses),
+            int(row["epoch"]), f"{int(row['step']):,}", curve.rank, seconds_text(waited_s),
             PHASE_WORDS[PHASES[int(np.argmax(row["waited_s"]))]], bytes_text(float(row["bytes"].sum())),
         )
-        for waited_s, rank, row in waits[:12] if waited_s > 0
+        for waited_s, curve, row in waits[:12] if waited_s > 0
     ]  # fmt: skip
-    heads = ["epoch", "step", "rank", "waited", "its batch was mostly", "bytes"]
+    heads = ["start"] * bool(run.pauses) + ["epoch", "step", "rank", "waited"]
+    heads += ["its batch was mostly", "bytes"]
     return "<h2>The longest waits</h2>" + charts.table(heads, rows) if rows else ""
 
 

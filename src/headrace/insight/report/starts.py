@@ -8,7 +8,8 @@ epoch's steps lie, which are evenly apart, since no step of a long run is kept.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Final
 
 from headrace.base.text import counted, duration_text, times_text
 
@@ -31,6 +32,26 @@ def pauses_between(curves: Sequence[Curves]) -> list[tuple[float, float]]:
         until_s = max(end_s, until_s) if math.isfinite(until_s) else end_s
         last = max(last, last_of[curve.process])
     return pauses
+
+
+def start_of(curve: Curves, pauses: Sequence[tuple[float, float]]) -> int:
+    """Which start of the run a trace belongs to, from 1 on."""
+    return 1 + sum(end_s <= float(curve.times[0]) for _, end_s in pauses)
+
+
+def begins_text(curves: Sequence[Curves], pauses: Sequence[tuple[float, float]]) -> str:
+    """At which step of its ranks each start after the first begins, as they lie one behind the other."""
+    texts = []
+    for start in range(2, min(len(pauses), _BEGINS_MAX) + 2):
+        steps = Counter[int]()
+        for curve in curves:
+            if start_of(curve, pauses) < start:
+                steps[curve.rank] += int(curve.ordinals[-1])
+        texts.append(f"start {start} at step {max(steps.values(), default=0):,}")
+    return f" The run was started again: {', '.join(texts)}." if texts else ""
+
+
+_BEGINS_MAX: Final = 8
 
 
 def steps_again(curves: Sequence[Curves]) -> int:
