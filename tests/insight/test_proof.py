@@ -311,6 +311,12 @@ def test_an_order_that_cannot_be_made_again_is_proved_by_positions(tmp_path):
     (loader,) = proof_of(tmp_path / "run").loaders
     assert loader.holds
     assert "weighted" in loader.unchecked
+    lines = list(proof_lines(proof_of(tmp_path / "run")))
+    limit = "that it was the right sample was not checked"
+    claims = [line for line in lines if "exactly once" in line]
+    assert len(claims) == 3
+    assert all("every position" in line and limit in line for line in claims)
+    assert not any("every sample" in line for line in lines)
 
 
 def test_of_a_subset_it_is_said_how_many_samples_it_has(tmp_path):

@@ -498,7 +498,8 @@ def proof_lines(proof: Proof) -> Iterator[str]:
         where = f" in {counted(whole, 'whole epoch')}" if whole else ", as far as the run went"
         if whole and whole < len(epochs):
             where += f" and, as far as it went, in {counted(len(epochs) - whole, 'more')}"
-        what = "sample" if not any(loader.unchecked for loader in proof.loaders) else "position"
+        unchecked = any(loader.unchecked for loader in proof.loaders)
+        what, limit = ("position", f"; {_POSITIONS_ONLY}") if unchecked else ("sample", "")
         but = ", but for those that fill last steps" if any(e.padded for e in epochs) else ""
         if skipped := sum(loader.skipped for loader in proof.loaders):
             but += f", but for {counted(skipped, 'sample')} skipped as on_error='skip' asks"
@@ -507,7 +508,7 @@ def proof_lines(proof: Proof) -> Iterator[str]:
         of = " of one process" if not over else ""
         if proof.without_ranks:
             of = f" of {proof.without_ranks} processes, each for itself"
-        yield f"Proved: every {what} came exactly once{over}{where}{of}{but}."
+        yield f"Proved: every {what} came exactly once{over}{where}{of}{but}{limit}."
     else:
         yield "Not proved that every sample came exactly once: see above."
     if proof.without_ranks:
@@ -539,19 +540,19 @@ def _loader_lines(loader: LoaderProof) -> Iterator[str]:
         if epoch.beginning != beginning:
             beginning = epoch.beginning
             yield "  begun anew at epoch 0, without a state:"
-        yield from _epoch_lines(epoch, of)
+        yield from _epoch_lines(epoch, of, unchecked=bool(loader.unchecked))
     if len(loader.epochs) > _EPOCHS_SHOWN:
         rest = loader.epochs[_EPOCHS_SHOWN:]
         whole = (EpochState.WHOLE, EpochState.RUNNING)
         wrong = [epoch for epoch in rest if epoch.state not in whole]
         yield f"  {counted(len(rest), 'more epoch')}, {len(wrong)} of them not whole"
         for epoch in wrong[:_EPOCHS_SHOWN]:
-            yield from _epoch_lines(epoch, of)
+            yield from _epoch_lines(epoch, of, unchecked=bool(loader.unchecked))
     if history.again:
         again = f"{counted(history.again, 'step')}{of} came again after a resume"
         yield f"  {again}; only the last delivery counts"
     if loader.unchecked:
-        yield f"  only positions were checked: {loader.unchecked}"
+        yield f"  Why only positions were checked: {loader.unchecked}"
     for gap in (*loader.gaps, *history.odd):
         yield f"  ! {gap}"
 
@@ -576,8 +577,13 @@ _STATES: Final = {
 }
 
 
-def _epoch_lines(epoch: EpochProof, of: str) -> Iterator[str]:
+_POSITIONS_ONLY: Final = "that it was the right sample was not checked"
+
+
+def _epoch_lines(epoch: EpochProof, of: str, *, unchecked: bool) -> Iterator[str]:
     state = _STATES[epoch.state].format(positions=epoch.positions, length=epoch.length)
+    if unchecked and epoch.state is not EpochState.WRONG:
+        state = f"{state.replace(' sample ', ' position ')}, {_POSITIONS_ONLY}"
     notes = [f"{counted(epoch.steps, 'step')}{of}", f"hash {epoch.order_hash:016x}"]
     if epoch.resumed_at:
         notes.append("resumed at position " + ", ".join(f"{at:,}" for at in epoch.resumed_at[:4]))

@@ -316,10 +316,9 @@ def epochs(run: TraceFigures) -> str:
 
 def slowest(run: TraceFigures) -> str:
     """The longest waits, as a table."""
-    curves = run.main.curves if run.main is not None else []
     waits = [
         (float(row["delivered_s"] - row["asked_s"]), curve, row)
-        for curve in curves
+        for curve in (run.main.curves if run.main is not None else ())
         for row in curve.slowest
     ]
     waits.sort(key=lambda one: -one[0])
@@ -331,9 +330,9 @@ def slowest(run: TraceFigures) -> str:
         )
         for waited_s, curve, row in waits[:12] if waited_s > 0
     ]  # fmt: skip
-    heads = ["start"] * bool(run.pauses) + ["epoch", "step", "rank", "waited"]
-    heads += ["its batch was mostly", "bytes"]
-    return "<h2>The longest waits</h2>" + charts.table(heads, rows) if rows else ""
+    heads = ["epoch", "step", "rank", "waited", "its batch was mostly", "bytes"]
+    table = charts.table(["start"] * bool(run.pauses) + heads, rows)
+    return "<h2>The longest waits</h2>" + table if rows else ""
 
 
 def report_page(run: TraceFigures) -> str:
