@@ -99,6 +99,20 @@ def test_of_a_job_that_nobody_gave_processors_it_is_said_how_much_it_used_of_the
     assert "  CPU          1.00 hours used\n" in JobReport(record("1")).text()
 
 
+@pytest.mark.parametrize("by", ["job", "user", "partition", "hour"])
+def test_what_was_used_of_nobody_knows_how_much_is_in_no_share_of_jobs_together(by):
+    known, unknown = record("1", gpu_h=0.5), record("2", gpu_h=0.5)
+    known.figures[("cpus_s", "", "")] = 4 * HOUR
+    for job in (known, unknown):
+        job.figures |= {("memory_bytes", "", ""): 8.0}
+    known.figures[("memory_asked_bytes", "", "")] = 16.0
+    usage = usage_by(by, lambda *_: [unknown, known], None, 0.0, HOUR)
+    for row in (usage.total, *([] if by == "job" else usage.rows)):
+        plain = row.as_dict(by)
+        assert (row.cpu_hours, plain["cpu_use"], plain["cpu_coverage"]) == (4.0, 0.25, 1.0)
+        assert (plain["memory_use"], plain["memory_coverage"]) == (0.5, 1.0)
+
+
 def test_a_few_steps_are_said_to_be_few():
     short = record("1", gpu_h=0.0)
     short.figures |= {("stall_s", "decode", ""): 2.0, ("batches", "", ""): 1.0}

@@ -55,8 +55,9 @@ class Used:
         return self.used / self.known if covered is not None and covered >= COVERED else None
 
     def __add__(self, other: Used) -> Used:
-        """Of two jobs together."""
-        return Used(self.had + other.had, self.known + other.known, self.used + other.used)
+        """Of two jobs together; what one used of nobody knows how much is no part of any share."""
+        used = sum(each.used for each in (self, other) if each.known)
+        return Used(self.had + other.had, self.known + other.known, used)
 
 
 class Booked(NamedTuple):
