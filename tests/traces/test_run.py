@@ -94,8 +94,9 @@ def test_a_folder_of_something_else_is_no_run(tmp_path, what):
         folder.mkdir()
     if what == "other files":
         (folder / "rank-1.trace").write_text("hello")
-    with pytest.raises(TraceError, match=r"no run's folder|is no folder"):
+    with pytest.raises(TraceError, match=r"no run's folder|is no folder") as refused:
         read_run(folder)
+    assert "HEADRACE_TRACE=" in refused.value.next_step
 
 
 @pytest.mark.parametrize(

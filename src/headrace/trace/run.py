@@ -41,6 +41,10 @@ RUN_FILE: Final = "run.json"
 _FILE_BYTES_MAX: Final = 16 << 30
 _FILES_MAX: Final = 1 << 17
 _TEXT_MAX: Final = 4096
+_TRACE_A_RUN: Final = (
+    "Name the folder that HEADRACE_TRACE=DIR, headrace.loader(..., trace=DIR) or headrace read --trace DIR "
+    "made; if none did, run once more with one of them."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -167,7 +171,7 @@ def run_facts(folder: str) -> dict[str, Any]:
             return {}
         raise TraceError(
             f"{folder} is no run's folder: it has neither {RUN_FILE} nor a rank's trace.",
-            path=folder, next_step="Trace a run: headrace.loader(..., trace=DIR), or HEADRACE_TRACE=DIR.",
+            path=folder, next_step=_TRACE_A_RUN,
         ) from None  # fmt: skip
     RUN.decode(bytes(data), str(path))
     return json_object(bytes(data), str(path), "the file")
@@ -192,8 +196,7 @@ def _names(folder: str) -> list[str]:
                 if len(numbered) > _FILES_MAX:
                     raise TraceError(f"{folder} has more than {_FILES_MAX:,} traces.", path=folder)
     except (FileNotFoundError, NotADirectoryError) as e:
-        step = "Name a run's folder."
-        raise TraceError(f"{folder} is no folder.", path=folder, next_step=step) from e
+        raise TraceError(f"{folder} is no folder.", path=folder, next_step=_TRACE_A_RUN) from e
     return [name for _, name in sorted(numbered)]
 
 
