@@ -176,6 +176,9 @@ def test_a_state_of_other_windows_is_refused(data, tmp_path):
     for options in ({"length": 31}, {"pack": "best-fit"}, {"seed": 6}, {"shuffle": False}):
         with loader(store, **options) as refusing, pytest.raises(StateMismatch) as refused:
             refusing.load_state_dict(state)
+        if "pack" in options or "shuffle" in options:
+            was = "pack='cut'" if "pack" in options else "shuffle=True"
+            assert str(refused.value).endswith(f"Resume with {was}.")
         if "length" in options:
             message = str(refused.value)
             assert f"(windows of {LENGTH} tokens), this order is " in message

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import OrderError, StateMismatch
 from headrace.order.hash import MASK, combine_hashes
 from headrace.order.order import EPOCH_MAX, SEED_MAX, checked, unit_of, window_tokens_of
+from headrace.order.windows import Windows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -175,6 +176,14 @@ class OrderState:
             step = "Resume with the same order and the same parameters."
             if tokens != own_tokens and tokens and own_tokens:
                 step = f"Resume with length={tokens}."
+            elif isinstance(order, Windows) and tokens:
+                # Data, seed and length agree: the other packing is what is left.
+                shuffled = replace(order, shuffle=not order.shuffle)
+                pack = "cut" if order.pack == "best-fit" else "best-fit"
+                alike = shuffled.digest() == self.order_digest
+                step = (
+                    f"Resume with {f'shuffle={shuffled.shuffle}' if alike else f'pack={pack!r}'}."
+                )
             if own.get("mode") == "opportunistic" and not self.basis:
                 step = (
                     "It began with what the page cache held then: resume with that run's order (pass its "
