@@ -12,13 +12,16 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from headrace.errors import (
     HeadraceError,
     SourceChanged,
+    SourceError,
     StoreError,
     StoreExists,
     StoreNotFound,
@@ -27,6 +30,7 @@ from headrace.errors import (
 from headrace.store import open_store, segment_writer
 from headrace.store.pack import append, index, pack
 from headrace.store.packing import PackOptions
+from headrace.store.segment_writer import JOURNAL_SECONDS
 from headrace.store.sources import extents
 from headrace.store.verify import verify
 
@@ -365,6 +369,23 @@ def interrupt(root, target, after=3):
     with pytest.raises(EnoughError):
         pack(root, target, options=OPTIONS, progress=progress)
     assert calls == after
+
+
+def test_what_was_packed_some_seconds_ago_is_kept_though_it_is_little(tmp_path, monkeypatch):
+    clock = count(step=JOURNAL_SECONDS / 9)
+    monkeypatch.setattr(
+        "headrace.store.segment_writer.time", SimpleNamespace(monotonic=clock.__next__)
+    )
+
+    def items(stop):
+        for i in range(stop):
+            yield f"{i}", b"x"
+        if stop < 60:
+            raise SourceError("it broke")  # of which only the journal is kept, as of a kill
+
+    with pytest.raises(SourceError, match="it broke"):
+        pack(items(50), tmp_path / "out.hr")
+    assert 0 < pack(items(60), tmp_path / "out.hr").resumed_samples < 50
 
 
 def test_an_interrupted_pack_resumes_where_it_was(folder, tmp_path):

@@ -74,7 +74,8 @@ class PackOptions:
         volume_bytes: a new volume begins before one would grow beyond this.
         workers: threads that read the source.
         batch_bytes: bytes that one thread reads at once.
-        journal_bytes: bytes between two records of the journal: what a crash can cost.
+        journal_bytes: bytes between two records of the journal: what a crash can cost, or what was packed in
+            five seconds, if that is less.
     """
 
     volume_bytes: int = VOLUME_BYTES
@@ -376,7 +377,7 @@ class PackingJob:
                 nbytes = sum(len(data) for _, data in item.parts)
                 size, self.bytes_read = size + nbytes, self.bytes_read + nbytes
                 full = size >= self.options.batch_bytes or len(batch) >= _SAMPLES_AT_ONCE
-                if full or i == resumed:
+                if full or i == resumed or (i > resumed and writer.late()):
                     self._take(batch, i - len(batch), done, writer, pool)
                     batch, size = [], 0
             if batch:

@@ -15,6 +15,7 @@ import errno
 import json
 import os
 import struct
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -145,6 +146,7 @@ def _valid_records(data: bytes) -> tuple[list[bytes], int]:
 
 VOLUME_BYTES = 4 << 30
 JOURNAL_BYTES = 64 << 20  # bytes between two records of the journal: what a kill can cost, at most
+JOURNAL_SECONDS = 5.0  # and as long a time: texts are encoded at some megabytes a second
 
 
 class Placement(NamedTuple):
@@ -213,6 +215,7 @@ class SegmentWriter:
         self._dirty: set[int] = set()
         self._pending: list[PackedSamples] = []
         self._pending_bytes = 0
+        self._committed_s = time.monotonic()
         self._samples: list[PackedSamples] = [journal.done]
         self._places = [self._placer.place(journal.done.counts, journal.done.length)]
         self.samples_done = len(journal.done.counts)
@@ -283,8 +286,12 @@ class SegmentWriter:
         self._pending_bytes += written
         self.bytes_done += written
         self.samples_done += len(samples.counts)
-        if self._pending_bytes >= self._journal_bytes:
+        if self.late() or self._pending_bytes >= self._journal_bytes:
             self.commit()
+
+    def late(self) -> bool:
+        """Whether the next samples are to be appended, however few: the journal waits for them."""
+        return time.monotonic() - self._committed_s >= JOURNAL_SECONDS
 
     def commit(self) -> None:
         """Makes everything appended so far durable, and says so in the journal."""
@@ -297,6 +304,7 @@ class SegmentWriter:
         self._dirty.clear()
         self._pending.clear()
         self._pending_bytes = 0
+        self._committed_s = time.monotonic()
         self.samples_durable = self.samples_done
 
     def packed(self) -> PackedSamples:
