@@ -405,7 +405,7 @@ def _tell(what: str) -> None:
 
 def main(options: DemoOptions, phase: Phase | None = None, *, as_json: bool = False) -> int:
     """Run the demo and print its report; 0: the model beats chance, and the resumed order is the same."""
-    _tell(f"some minutes on two cores; all that is made lies in {options.out} then")
+    _tell(f"a minute or two, on a busy machine more; all that is made lies in {options.out} then")
     report = run(options, phase)
     if as_json:
         sys.stdout.write(json.dumps(report.to_dict(), indent=2) + "\n")
