@@ -7,8 +7,10 @@ import sys
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import headrace
+from headrace.cli.app import app
 from headrace.errors import SourceError
 from headrace.store.summary import TokenCount, summarise
 
@@ -136,8 +138,9 @@ def test_an_interrupted_run_goes_on_without_encoding_again(tmp_path, tokenizer, 
 
     monkeypatch.setattr(tokenizing._Encoder, "__call__", counted)
     stop = 9
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as interrupted:
         headrace.tokenize(source, tmp_path / "a.hr", tokenizer=path)
+    assert "documents packed and kept" in interrupted.value.__notes__[0]
     encoded, stop = sum(calls[:-1]), -1
     calls.clear()
     report = headrace.tokenize(source, tmp_path / "a.hr", tokenizer=path)
@@ -350,3 +353,6 @@ def test_the_command_says_how_many_tokens_there_are(tmp_path, tokenizer):
     with headrace.open(tmp_path / "a.hr") as store:
         told = summarise(store).tokens
     assert told == TokenCount(document["tokens"], "uint16", model.get_vocab_size())
+    checked = CliRunner().invoke(app, ["verify", str(tmp_path / "a.hr")]).stdout
+    assert f"checked {len(TEXTS):,} of {len(TEXTS):,} documents" in checked
+    assert checked.endswith("all good, byte for byte\n")

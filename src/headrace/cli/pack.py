@@ -319,11 +319,10 @@ def verify(
         if decoded == 0 and report.bad_samples:
             output.line("none of the samples is a picture; --part names the part that is")
     if report.ok:
-        output.line(
-            "all good" if decode else "all good, byte for byte (--decode looks at pictures, too)"
-        )
+        pictures = " (--decode looks at pictures, too)" if report.unit == "samples" else ""
+        output.line("all good" if decode else f"all good, byte for byte{pictures}")
         return exit_codes.OK
-    bad = f"{count_text(len(report.bad_samples))} bad samples"
+    bad = f"{count_text(len(report.bad_samples))} bad {report.unit}"
     others = len(report.volume_problems) + len(report.bad_blocks) + len(report.problems)
     output.line(f"{bad}, {count_text(others)} other problems")
     if mendable:
@@ -390,12 +389,14 @@ def _print_verified(output: Output, report: VerifyReport) -> None:
         output.line(f"bad directory block: {path}, offset {offset:,}")
     _remark_hidden(output, len(report.bad_blocks) - _ROWS_SHOWN)
     _print_bad_samples(output, report.bad_samples)
-    text = f"checked {count_text(report.checked_samples)} of {count_text(report.samples)} samples, "
-    text += f"{bytes_text(report.checked_bytes)}, in {duration_text(report.seconds)}"
+    text = f"checked {count_text(report.checked_samples)} of {count_text(report.samples)} {report.unit}"
+    text += f", {bytes_text(report.checked_bytes)}, in {duration_text(report.seconds)}"
     rate = report.checked_bytes / max(report.seconds, 1e-9)
     output.line(f"{text} ({bytes_text(rate)}/s): {report.path}")
     if report.unchecked_samples:
-        output.remark(f"{count_text(report.unchecked_samples)} samples have no usable checksum")
+        output.remark(
+            f"{count_text(report.unchecked_samples)} {report.unit} have no usable checksum"
+        )
 
 
 def _print_bad_samples(output: Output, bad: Sequence[BadSample]) -> None:

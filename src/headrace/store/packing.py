@@ -219,7 +219,8 @@ class PackingJob:
             if not writer.samples_durable and not (self.partial.path / SPOOL).exists():
                 self.partial.remove()
             if isinstance(e, KeyboardInterrupt):
-                kept = f"{counted(writer.samples_durable, 'sample')} packed and kept"
+                what = "document" if self.source.source.get("kind") == "tokenized" else "sample"
+                kept = f"{counted(writer.samples_durable, what)} packed and kept"
                 e.add_note(f"{kept}; the same command goes on from there")
             raise
         finally:

@@ -104,6 +104,7 @@ class VerifyReport:
         volume_problems: volumes that are not as they should be.
         problems: what else is wrong (a missing directory, a wrong fingerprint).
         seconds: how long it took.
+        unit: what its samples are called: `documents` where they are tokens.
     """
 
     path: str
@@ -116,6 +117,7 @@ class VerifyReport:
     volume_problems: list[VolumeProblem] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    unit: str = "samples"
 
     @property
     def ok(self) -> bool:
@@ -153,6 +155,8 @@ def verify(
     try:
         manifest, reader = manifest_at(where, engine, trust=trust)
         report = VerifyReport(shown(where), manifest.samples)
+        if all(segment.source.get("tokens") for segment in manifest.segments):
+            report.unit = "documents"
         segments = open_leniently(where, manifest, report, reader)
         threads = workers or min(8, 2 * (os.cpu_count() or 1))
         with ThreadPoolExecutor(threads, "headrace-verify") as pool:
