@@ -1,5 +1,6 @@
 import base64
 import json
+import re
 
 import pytest
 
@@ -188,6 +189,13 @@ def test_our_own_mistake_is_reported_as_one(run, packed_photos, monkeypatch):
     assert ended.code == 4
     assert json.loads(ended.out)["error"]["type"] == "ZeroDivisionError"
     assert "Traceback" in ended.err
+
+
+def test_read_says_one_figure_of_waiting_for_data(run, packed_photos):
+    ended = run("read", packed_photos, "--batch-size", "4", "--step-ms", "30")
+    waited = re.findall(r"waited (\S+ m?s) for data", ended.out)
+    assert waited
+    assert len(set(waited)) == 1
 
 
 def test_read_reads_a_mixture(run, packed_photos, photos):

@@ -12,7 +12,7 @@ import headrace as hr
 from control.plant import PRESETS, Consumer, Plant
 from headrace.control import controller
 from headrace.control.controller import Plane
-from headrace.control.explain import _verdict_line, verdict
+from headrace.control.explain import _stage, _stage_lines, _verdict_line, verdict
 from headrace.control.history import Knobs, PlaneHistory, PlaneInterval, PlaneWindow
 from headrace.control.limits import Bounds, Limits
 from headrace.plane.stage import ConsumerStats, StageStats, latency_bucket, latency_percentile_s
@@ -180,6 +180,15 @@ def test_explain_tells_knobs_limits_and_tiers(store):
     tiers = loader.stats.stages["prefetch"].bytes_by_tier
     assert sum(tiers.values()) >= 600 * 3000
     loader.close()
+
+
+def test_what_the_node_daemon_does_is_not_told_as_nothing():
+    stages = [
+        StageStats(name="prefetch"),
+        StageStats(name="node", bytes=5000, wait_input_s=2.0),
+    ]
+    (line,) = _stage_lines([_stage(stage) for stage in stages])
+    assert line.startswith("node: the node daemon read 5 kB; waited for it 2.0 s")
 
 
 @pytest.mark.parametrize("off", ["argument", "environment"])

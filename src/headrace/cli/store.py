@@ -40,8 +40,10 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from headrace.control.explain import Explanation
     from headrace.order import Order
     from headrace.plane.disk_cache import CacheEntry
+    from headrace.plane.stage import ConsumerStats
     from headrace.store import Store
     from headrace.store.summary import Summary, TokenCount
 
@@ -357,11 +359,7 @@ def read(
                         complete = loader.stats.batches >= len(loader)
                         break
             elapsed_s, cpu_s = max(1e-9, time.perf_counter() - started), _cpu_s() - cpu_s
-            stats, stages, for_data_s = (
-                loader.stats,
-                loader.stats.stages,
-                loader.stats.consumer().waited_s,
-            )
+            stats, stages, consumer = loader.stats, loader.stats.stages, loader.stats.consumer()
             mixed = _randomness(store, loader.order, batch_size)
             what = "documents" if token_count(store, 0) else "samples"
         finally:
@@ -369,7 +367,7 @@ def read(
     samples_per_s, bytes_per_s = stats.samples / elapsed_s, stats.bytes / elapsed_s
     cpu_s_per_gb = cpu_s / max(1e-9, stats.bytes / 1e9)
     explanation = explain()
-    plane = explanation.as_dict()["planes"][-1] if explanation.as_dict()["planes"] else {}
+    plane = _last_plane(explanation, consumer)
     if output.as_json:
         done = {
             "samples": stats.samples, "bytes": stats.bytes, "batches": stats.batches,
@@ -387,12 +385,10 @@ def read(
         + ("" if complete else " (part of an epoch)")
     )
     output.line(f"CPU {cpu_s:.2f} s, {cpu_s_per_gb:.3f} s/GB (the emulated step's not)")
-    share = stats.stall_s / elapsed_s
-    handed_s = max(0.0, stats.stall_s - for_data_s)
-    # How long for data, the plane's own lines say.
+    handed_s = max(0.0, stats.stall_s - consumer.waited_s)
     output.line(
-        f"waited {duration_text(stats.stall_s)} for batches, {share:.1%} of the time: "
-        f"{duration_text(handed_s)} of it while ready ones were handed over"
+        f"waited {duration_text(consumer.waited_s)} for data, {consumer.waited_s / elapsed_s:.1%} of the time; "
+        f"taking over ready batches took {duration_text(handed_s)}"
     )
     label_mix = mixed["label_mix"]
     if label_mix is not None or mixed["entropy_share"] < 1:
@@ -409,6 +405,15 @@ def read(
         output.line(str(explain(loader)))
     elif plane:
         output.line(str(explanation).split("\n\n")[-1])
+
+
+def _last_plane(explanation: Explanation, consumer: ConsumerStats) -> dict[str, Any]:
+    """The plane that was at work last, with all that its consumer did: the controller looked before the end."""
+    planes: list[dict[str, Any]] = explanation.as_dict()["planes"]
+    if not planes:
+        return {}
+    planes[-1]["consumer"] = asdict(consumer)
+    return planes[-1]
 
 
 def _to_read(path: str | None, mix: list[str], seed: int) -> Store:

@@ -192,12 +192,7 @@ def _text(plane: dict[str, Any]) -> str:
             f"in all it waited {duration_text(consumer['waited_s'])} for data, and worked or took over ready "
             f"batches {duration_text(consumer['worked_s'])}",
         ),
-        *_block(
-            "storage",
-            f"{recent['reads_per_s']:,.0f} reads/s, {recent['reads_in_flight']:.1f} in flight, "
-            f"{recent['latency_s_p50'] * 1e3:.3g} ms (median), "
-            f"{recent['latency_s_p99'] * 1e3:.3g} ms (99 %)",
-        ),
+        *_block("storage", _storage_line(recent)),
         *_block("stages", *_stage_lines(plane["stages"])),
         *_block("knobs", *_knob_lines(plane["knobs"])),
         *_block("story", *_story(plane)),
@@ -216,15 +211,33 @@ def _verdict_line(verdict: str, stall: float) -> str:
     return f"{verdict}: {stall:.1%} of its time the consumer waits {text}"
 
 
+def _storage_line(recent: dict[str, Any]) -> str:
+    last = f"(last {recent['seconds']:.1f} s)"
+    if not recent["reads_per_s"]:
+        return f"this process read nothing from storage {last}"
+    return (
+        f"{recent['reads_per_s']:,.0f} reads/s, {recent['reads_in_flight']:.1f} in flight, "
+        f"{recent['latency_s_p50'] * 1e3:.3g} ms (median), "
+        f"{recent['latency_s_p99'] * 1e3:.3g} ms (99 %) {last}"
+    )
+
+
 def _stage_lines(stages: Sequence[dict[str, Any]]) -> list[str]:
     lines = []
+    by_daemon = any(stage["name"] == "node" for stage in stages)
     for stage in stages:
-        lines.append(
-            f"{stage['name']}: its threads together worked {stage['busy_s']:.1f} s, "
-            f"had nothing to do {stage['wait_input_s']:.1f} s, "
-            f"waited for room {stage['wait_output_s']:.1f} s; "
-            f"holds {bytes_text(stage['buffered_bytes'])}, {bytes_text(stage['ready_bytes'])} of it ready"
-        )
+        if stage["name"] == "node":
+            lines.append(
+                f"node: the node daemon read {bytes_text(stage['bytes'])}; "
+                f"waited for it {duration_text(stage['wait_input_s'])}; its work: headrace node status"
+            )
+        elif not by_daemon or stage["busy_s"]:  # behind the daemon only where that is gone
+            lines.append(
+                f"{stage['name']}: its threads together worked {stage['busy_s']:.1f} s, "
+                f"had nothing to do {stage['wait_input_s']:.1f} s, "
+                f"waited for room {stage['wait_output_s']:.1f} s; "
+                f"holds {bytes_text(stage['buffered_bytes'])}, {bytes_text(stage['ready_bytes'])} of it ready"
+            )
         tiers = {name: count for name, count in stage["bytes_by_tier"].items() if count}
         total = sum(tiers.values())
         if total:
