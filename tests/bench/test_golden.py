@@ -202,7 +202,10 @@ def ceiling(au):
         ({"ceiling": ceiling(99.9)}, "storage", "without storage AU is 99.90 %"),
         # 10 of the 17 percent that are lost are lost without any storage.
         ({"ceiling": ceiling(90)}, "harness", "the figure says nothing about the storage"),
-        ({"ceiling": ceiling(99.9), "blocks": blocks(late_s=0.06)}, "harness", "late with emulating acc"),
+        # A third is no bound, but told.
+        ({"ceiling": ceiling(94)}, "storage", "without storage AU is 94.00 %, 35% of what was lost"),
+        ({"ceiling": ceiling(99.9), "blocks": blocks(late_s=0.15)}, "harness", "late with emulating acc"),
+        ({"blocks": blocks(late_s=0.06)}, "storage", "which explains at most "),
     ],
 )  # fmt: skip
 def test_a_result_is_not_called_the_storages_when_the_harness_is_the_limit(more, bound, message):

@@ -133,7 +133,7 @@ def test_without_a_step_that_counts_nothing_is_known():
     blocks = [block([0.1], [1.0], end=2.0), block([0.9], [1.0], end=2.0, accelerator=1)]
     shares = shares_of(blocks, DEFAULT)
     assert shares == (0, 0, 0, 0, 0)
-    result = verdict_of(0, 0, shares, 0.0, 1.0, accelerators=2)
+    result = verdict_of(0, 0, shares, {}, 1.0, accelerators=2)
     assert result.bound == "unknown"
     assert "more files, fewer accelerators or a smaller batch" in result.reason
 
@@ -165,7 +165,8 @@ def test_the_confidence_interval_is_students():
 
 def verdict(au, ceiling, *, wait=0.3, harness=0.0, late=0.0, step=0.1):
     one = block([wait] * 3, [1.0] * 3, harness=[harness] * 3)
-    return verdict_of(au, ceiling, shares_of([one], DEFAULT), late, step).bound
+    late_s = {"p99": late, "mean": late}
+    return verdict_of(au, ceiling, shares_of([one], DEFAULT), late_s, step).bound
 
 
 @pytest.mark.parametrize(
@@ -193,11 +194,11 @@ def test_what_came_from_the_page_cache_is_known_where_the_kernel_counts(
 ])  # fmt: skip
 def test_what_came_from_the_page_cache_is_not_called_the_storages(au, bound, message):
     shares = shares_of([block([0.3] * 3, [1.0] * 3)], DEFAULT)
-    result = verdict_of(au, None, shares, 0.0, 0.1, cached=0.9)
+    result = verdict_of(au, None, shares, {}, 0.1, cached=0.9)
     assert result.bound == bound
     assert message in result.reason
     assert "says nothing about the storage" in result.reason
-    assert "storage keeps up" in verdict_of(99.5, None, shares, 0.0, 0.1, cached=0.4).reason
+    assert "storage keeps up" in verdict_of(99.5, None, shares, {}, 0.1, cached=0.4).reason
 
 
 @pytest.mark.parametrize(("own", "others", "bound"), [
@@ -205,12 +206,10 @@ def test_what_came_from_the_page_cache_is_not_called_the_storages(au, bound, mes
 ])  # fmt: skip
 def test_a_wait_beside_busy_processors_is_not_called_the_storages(own, others, bound):
     shares = shares_of([block([0.3] * 3, [1.0] * 3)], DEFAULT)
-    result = verdict_of(70, None, shares, 0.0, 0.1, cpu_use=CpuUse(own, others), cpus=2)
+    result = verdict_of(70, None, shares, {}, 0.1, cpu_use=CpuUse(own, others), cpus=2)
     assert result.bound == bound
     assert (f"other programs {others:.1f};" in result.reason) == (bound == "processors")
-    cached = verdict_of(
-        70, None, shares, 0.0, 0.1, cached=0.99, cpu_use=CpuUse(own, others), cpus=2
-    )
+    cached = verdict_of(70, None, shares, {}, 0.1, cached=0.99, cpu_use=CpuUse(own, others), cpus=2)
     assert "99% of the bytes came from" in cached.reason
 
 
@@ -220,12 +219,26 @@ def test_a_result_is_called_storage_bound_only_when_the_harness_is_not():
     assert verdict(70, 99.9) == "storage"
     assert verdict(70, 80) == "harness"  # the null run loses 20 of the 30 lost
     assert verdict(20, 98) == "storage"  # 2 of 80
+    assert verdict(70, 90) == "storage"  # 10 of 30: most is lost with storage alone
     assert (
         verdict(70, 99.9, wait=0.1, harness=0.3)
         == verdict(70, None, wait=0.1, harness=0.3)
         == "harness"
     )
     assert verdict(70, 99.9, late=0.02) == "harness"
+
+
+def test_one_late_step_is_a_doubt_beside_a_long_wait_and_not_the_bound():
+    """Of 8 steps the 99th percentile is the latest one."""
+    shares = TimeShares(100, 25.9, 70.7, 3.4, 0)
+    late_s = percentiles([0.0176] + [0.0002] * 7)
+    result = verdict_of(25.9, 100.0, shares, late_s, 0.323)
+    assert result.bound == "storage"
+    assert "70.7% of the time was waiting for data, 3.4% went to the harness" in result.reason
+    doubt = "up to 16.38 ms late (p99; steps take 323.00 ms), which explains at most 0.3% of what was lost"
+    assert doubt in result.reason
+    busy = verdict_of(25.9, None, shares, late_s, 0.323, cpu_use=CpuUse(1.9, 0), cpus=2)
+    assert busy.bound == "processors"
 
 
 @pytest.mark.parametrize(
@@ -236,7 +249,7 @@ def test_a_result_is_called_storage_bound_only_when_the_harness_is_not():
 def test_who_waits_at_the_barrier_waits_for_the_storage_too(wait, barrier, percent, message):
     """An accelerator whose own data were there, as most are when one's come late."""
     shares = TimeShares(10, 8, wait, 0, barrier)
-    result = verdict_of(80, 99.9, shares, 0.0, 0.1, accelerators=20)
+    result = verdict_of(80, 99.9, shares, {}, 0.1, accelerators=20)
     assert result.bound == "storage"
     waited = f"{percent:.1f}% of the time was waiting for data, 0.0% went to the harness"
     assert result.reason == f"{waited}{message}; without storage AU is 99.90 %"
@@ -244,6 +257,6 @@ def test_who_waits_at_the_barrier_waits_for_the_storage_too(wait, barrier, perce
 
 def test_who_waits_for_others_that_compute_longer_blames_nobody():
     """Two accelerators of which one waits 1 % cannot cost the other 19 %."""
-    result = verdict_of(80, None, TimeShares(10, 8, 0.1, 0, 1.9), 0.0, 0.1, accelerators=2)
+    result = verdict_of(80, None, TimeShares(10, 8, 0.1, 0, 1.9), {}, 0.1, accelerators=2)
     longer = "19.0% of the time was waiting at the barrier for accelerators that computed longer"
     assert result == ("compute", longer)

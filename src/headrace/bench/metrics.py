@@ -308,8 +308,11 @@ def confidence(values: Sequence[float]) -> Confidence:
     return Confidence(mean, quantile * float(np.std(values, ddof=1)) / math.sqrt(count), count)
 
 
-_CEILING_LEAST = 99.0
-"""AU in percent that the harness must reach on a null store before a loss counts as the storage's."""
+_MOSTLY: Final = 0.5
+"""Of what was lost: who explains more of it bounds the run; who explains less is a doubt, told beside it."""
+
+_DOUBT_LEAST: Final = 0.1
+"""Of what was lost: less of it without any storage is not worth a word."""
 
 _LOSS_LEAST = 1.0
 """Percent of AU below which nothing is worth a verdict."""
@@ -379,6 +382,9 @@ _NO_STEP: Final = (
     "accelerator more steps, by more files, fewer accelerators or a smaller batch"
 )
 _UNKNOWN: Final = CpuUse()
+_LATE_LEAST: Final = 0.05
+"""Of a step: whose end is noticed so late, and `_LATE_LEAST_S`, was late."""
+_LATE_LEAST_S: Final = 0.001
 _BUSY_LEAST: Final = 0.9
 """Of the processors: with more of them busy, what waits may wait for one."""
 CACHED_LEAST: Final = 0.5
@@ -406,12 +412,14 @@ def cached_share(
 
 
 def verdict_of(  # noqa: C901, PLR0911, PLR0917 - all that is known
-    au: float, ceiling_au: float | None, shares: TimeShares, late_p99_s: float, step_s: float,
+    au: float, ceiling_au: float | None, shares: TimeShares, late_s: Mapping[str, float], step_s: float,
     accelerators: int = 1, cached: float | None = None, cpu_use: CpuUse = _UNKNOWN, cpus: int = 0,
 ) -> BoundVerdict:  # fmt: skip
     """Decide what lost the accelerators' time; of the bytes `cached` is the page cache's share, if known.
 
-    Where all `cpus` of the hosts were busy, nobody can tell waiting for data from waiting for a processor.
+    The harness bounds a run of which it explains the most: by what it took, by how late the ends of steps were
+    noticed on the whole (`late_s`, percentiles and the mean), or by what it loses without any storage. Where
+    all `cpus` of the hosts were busy, nobody can tell waiting for data from waiting for a processor.
     """
     source: Literal["storage", "page cache"] = "storage"
     instead = beside = ""
@@ -424,14 +432,14 @@ def verdict_of(  # noqa: C901, PLR0911, PLR0917 - all that is known
         return BoundVerdict("unknown", _NO_STEP)
     if lost <= _LOSS_LEAST:
         return BoundVerdict("compute", f"AU is {au:.2f} %: the {source} keeps up{instead}")
-    if step_s > 0 and late_p99_s > 0.05 * step_s and late_p99_s > 0.001:
-        late, steps = f"{late_p99_s * 1e3:.2f} ms late (p99)", f"{step_s * 1e3:.2f} ms"
-        reason = f"ends of steps were noticed up to {late}, steps take {steps}; {harness:.1%} of the time went "
-        reason += f"to {_HARNESS}"
+    late, doubt = _lateness(late_s, step_s, shares)
+    if late > _MOSTLY:
+        reason = f"{doubt}; {harness:.1%} of the time went to {_HARNESS}"
         return BoundVerdict("harness", f"{reason}{_NOT_THE_STORAGE}")
-    if ceiling_au is not None and ceiling_au < _CEILING_LEAST and 100 - ceiling_au >= 0.2 * lost:
+    alone = 0.0 if ceiling_au is None else (100 - ceiling_au) / lost
+    if alone > _MOSTLY:
         reason = f"without any storage AU is {ceiling_au:.2f} %, with it {au:.2f} %: "
-        reason += f"{_HARNESS} alone loses {(100 - ceiling_au) / lost:.0%} of what is lost"
+        reason += f"{_HARNESS} alone loses {alone:.0%} of what is lost"
         return BoundVerdict("harness", f"{reason}{_NOT_THE_STORAGE}")
     if harness > wait + barrier:
         reason = f"{harness:.1%} of the time went to {_HARNESS}, {wait:.1%} to waiting for data, "
@@ -446,8 +454,24 @@ def verdict_of(  # noqa: C901, PLR0911, PLR0917 - all that is known
         waited += f", {barrier:.1%} to waiting at the barrier for others{did}"
     if ceiling_au is not None:
         waited += f"; without storage AU is {ceiling_au:.2f} %"
-    if sum(cpu_use) >= _BUSY_LEAST * cpus:
+        waited += f", {alone:.0%} of what was lost" * (alone >= _DOUBT_LEAST)
+    if busy := sum(cpu_use) >= _BUSY_LEAST * cpus:
         waited += f", while this run had {cpu_use.own:.1f} of {cpus} processors and other programs "
         waited += f"{cpu_use.others:.1f}"
+    waited += f"; {doubt}" * bool(doubt)
+    if busy:
         return BoundVerdict("processors", f"{waited}{_NOT_THE_STORAGE}{beside}")
     return BoundVerdict(source, f"{waited}{instead}")
+
+
+def _lateness(late_s: Mapping[str, float], step_s: float, shares: TimeShares) -> tuple[float, str]:
+    """The share of what was lost that late ends of steps can explain at most, and, where any were late, so."""
+    p99_s = late_s.get("p99", 0.0)
+    lost_s = shares.total_s - shares.compute_s
+    if step_s <= 0 or lost_s <= 0 or p99_s <= max(_LATE_LEAST_S, _LATE_LEAST * step_s):
+        return 0.0, ""
+    explained = min(1.0, late_s["mean"] / step_s * shares.compute_s / lost_s)
+    return explained, (
+        f"ends of steps were noticed up to {p99_s * 1e3:.2f} ms late (p99; steps take {step_s * 1e3:.2f} ms), "
+        f"which explains at most {explained:.1%} of what was lost"
+    )

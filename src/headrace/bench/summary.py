@@ -324,7 +324,7 @@ def _of_training(workload: Workload, run: BenchRecord) -> dict[str, Any]:
             {name: one[name] for name in ("bound", "bound_reason")} for one in of_repeats
         ]
     verdict = metrics.verdict_of(
-        au.mean, ceiling_au, metrics.TimeShares(**own["time"]), own["late_s"].get("p99", 0.0),
+        au.mean, ceiling_au, metrics.TimeShares(**own["time"]), own["late_s"],
         workload.train.computation_time.mean_s, run.accelerators, own["page_cache_share"], run.cpu_use,
         sum(host["cpu_count"] for host in run.hosts),
     )  # fmt: skip
