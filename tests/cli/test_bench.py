@@ -21,13 +21,27 @@ def test_generate_and_run(bench, tmp_path):
     assert ended.code == 0, ended.err
     assert ended.document["generated_bytes"] > 8 * 4096
     ended = bench(
-        "run", *SMALL, "++hydra.run.dir=out", "-n", "2", "--ceiling", "--repeats=2", "--quiet"
+        "run",
+        *SMALL,
+        "++workload.reader.batch_size=1",
+        "++hydra.run.dir=out",
+        "-n",
+        "2",
+        "--ceiling",
+        "--repeats=2",
+        "--quiet",
     )
     assert ended.code == 0, ended.err
     for said in ("[METRIC] Number of Simulated Accelerators: 2", "bound by ", "AU of 2 runs: ",
-                 "time to solution: ",
+                 "time to solution: ", "AU without storage: ", "read by all steps: ",
                  "This is not an MLPerf result."):  # fmt: skip
         assert said in ended.out
+    metric = json.loads((tmp_path / "out/summary.json").read_text())["metric"]
+    mib_per_s = metric["train_io_mean_MB_per_second"]
+    assert (
+        f"Training I/O Throughput (MB/second): {mib_per_s:.4f}" in ended.out
+    )  # DLIO's line, of 2^20 bytes
+    assert f"throughput: {mib_per_s * 1.048576:.1f} MB/s of the steps" in ended.out
     ended = bench("run", "--json", "--engine=null", *SMALL, "++hydra.run.dir=out")
     found = ended.document
     assert found["summary"]["headrace"]["engine"] == "null"

@@ -505,6 +505,22 @@ def _page_cache_lines(own: dict[str, Any]) -> Iterator[str]:
         yield f"from the page cache: {cached:.0%} of what was read; {_WARM_LATER}"
 
 
+def _reading_lines(summary: dict[str, Any]) -> Iterator[str]:
+    from headrace.bench.compare import measure_named, value_of
+
+    own = summary["headrace"]
+    if (ceiling := value_of(summary, measure_named("ceiling_au"))) is not None:
+        yield f"AU without storage: {ceiling:.2f} % (--ceiling: the most that this host can emulate)"
+    if (rate := value_of(summary, measure_named("io"))) is not None:
+        yield f"throughput: {rate:.1f} MB/s of the steps that count, each sample at its nominal size"
+    if own["bytes"]:
+        yield (
+            f"read by all steps: {own['bytes'] / 1e9:.3f} GB, {own['device_bytes'] / 1e9:.3f} GB of it "
+            f"from the device, at {own['cpu_s_per_gb']:.2f} CPU s/GB (MB: 10^6 bytes, GB: 10^9; in "
+            "[METRIC], as in DLIO, 2^20 and 2^30)"
+        )
+
+
 def _explained(summary: dict[str, Any]) -> Iterator[str]:
     """Our own figures, for people."""
     own = summary["headrace"]
@@ -532,11 +548,7 @@ def _explained(summary: dict[str, Any]) -> Iterator[str]:
             if name != "total_s" and seconds > 0
         ]
         yield f"time to solution: {split['total_s']:.2f} s: {', '.join(spent)}"
-    if own["bytes"]:
-        yield (
-            f"read {own['bytes'] / 1e9:.3f} GB, {own['device_bytes'] / 1e9:.3f} GB of it from the "
-            f"device, at {own['cpu_s_per_gb']:.2f} CPU s/GB (GB: 10^9 bytes; DLIO's in [METRIC] 2^30, MB 2^20)"
-        )
+    yield from _reading_lines(summary)
     yield from _page_cache_lines(own)
     if own["au_percent"].get("confidence_95") is not None:
         au = own["au_percent"]
