@@ -49,6 +49,26 @@ def test_generate_and_run(bench, tmp_path):
     assert (tmp_path / "out/summary.json").exists()
 
 
+def test_progress_says_of_each_phase_what_it_counts(bench, monkeypatch):
+    monkeypatch.setattr("headrace.base.progress.LINE_EVERY_S", 0.0)  # a line for each report
+    ended = bench("run", *SMALL, "++hydra.run.dir=out", "--generate")
+    assert "generating: 16 of 16 samples" in ended.err
+    assert "running: 2 of 2 steps" in ended.err
+    small = ("num_checkpoints_write=1", "num_checkpoints_read=0", "time_between_checkpoints=0")
+    shape = (
+        "num_layers=1",
+        "transformer.hidden_size=8",
+        "transformer.ffn_hidden_size=8",
+        "transformer.vocab_size=8",
+    )
+    words = [
+        *(f"++workload.checkpoint.{key}" for key in small),
+        *(f"++workload.model.{key}" for key in shape),
+    ]
+    ended = bench("run", "workload=llama_7b", *words, "++hydra.run.dir=saved")
+    assert "checkpointing: 1 of 1 checkpoints" in ended.err
+
+
 def test_a_run_of_one_step_says_that_nothing_is_known(bench, two_runs):
     ended = bench("run", *SMALL, "++workload.reader.batch_size=1", "++hydra.run.dir=few", "-n", "8")
     assert ended.code == 0, ended.err

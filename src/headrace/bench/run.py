@@ -93,7 +93,7 @@ class SessionOptions:
         overwrite: another data set of ours that is in the way is removed before data is generated.
         formula: DLIO's throughput formula in summary.json.
         trace: write a trace of each accelerator's steps.
-        progress: called with (what, done, total).
+        progress: called with (phase, done, total): samples that are generated, steps that are run, checkpoints.
 
     Raises:
         ValueError: there is no such formula or simulation.

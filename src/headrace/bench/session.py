@@ -333,7 +333,8 @@ class _Session:
         for _ in range(self._options.repeats):
             written, read_back, residency = run_checkpoints(
                 self._loaded, self._options.accelerators, self._group,
-                cold=self._options.cold, progress=self._progress,
+                cold=self._options.cold,
+                progress=lambda done, total: self._progress(done, total, "checkpointing"),
             )  # fmt: skip
             saved += written
             restored += read_back
@@ -396,9 +397,9 @@ class _Session:
         self._group.barrier()
         return residency.document() | {"cold": True}
 
-    def _progress(self, done: int, total: int) -> None:
+    def _progress(self, done: int, total: int, phase: str = "running") -> None:
         if self._options.progress is not None and self._group.place.is_first:
-            self._options.progress("running", done, total)
+            self._options.progress(phase, done, total)
 
     def _write_ranks(self, folder: Path, record: BenchRecord) -> None:
         host, reader, data = host_document(), self._workload.reader, self._workload.dataset

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,7 +19,7 @@ from headrace.cli.options import CommandGroup, FullOutput, JsonOutput, QuietOutp
 from headrace.cli.printing import Output
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from headrace.bench.compare import Condition, ConditionResult
     from headrace.bench.run import SessionOptions
@@ -290,7 +292,6 @@ def sweep(
     from headrace.bench.compare import condition_of
     from headrace.bench.run import SessionOptions
     from headrace.bench.session import sweep as sweep_runs
-    from headrace.cli.progress import progress
     from headrace.pages.html import measure_text
 
     numbers, condition = _numbers(accelerators), condition_of(until, changes=False)
@@ -306,14 +307,14 @@ def sweep(
 
     before = last = 0
 
-    with progress(output, "sweeping", "steps") as tell:
+    with _progress(output, running="sweeping") as tell:
 
-        def report_step(_: str, done: int, total: int | None) -> None:
+        def report_step(phase: str, done: int, total: int | None) -> None:
             """Steps of one run after the other as one work: each run counts from 0."""
             nonlocal before, last
-            before, last = before + (last if done < last else 0), done
-            if tell is not None:
-                tell(before + done, None if total is None else before + total, 0, None)
+            if phase == "running":
+                before, last = before + (last if done < last else 0), done
+            tell(phase, before + done, None if total is None else before + total)
 
         options = replace(options, progress=report_step)
         result = sweep_runs(given, numbers, condition, options, report_probe)
@@ -459,7 +460,7 @@ def run(
         "accelerators": accelerators, "simulate": simulate, "cold": cold, "ceiling": ceiling,
         "repeats": repeats, "stage": stage, "formula": formula,
     }  # fmt: skip
-    _print(output, _session(output, given, "running", **options), simulate)
+    _print(output, _session(output, given, **options), simulate)
     return 0
 
 
@@ -467,17 +468,36 @@ def _overrides(values: dict[str, str | None]) -> list[str]:
     return [f"++workload.{key}={value}" for key, value in values.items() if value is not None]
 
 
-def _session(output: Output, words: list[str], what: str, **options: Any) -> SessionReport:
-    from headrace.bench.run import SessionOptions
-    from headrace.bench.session import run_session
+_COUNTED = {"generating": "samples", "running": "steps", "checkpointing": "checkpoints"}
+"""What each phase of a run counts."""
+
+
+@contextmanager
+def _progress(output: Output, **verbs: str) -> Iterator[Callable[[str, int, int | None], None]]:
+    """Show each phase of a run by itself, by its name or that in `verbs`: they count different things."""
     from headrace.cli.progress import progress
 
-    with progress(output, what, "samples" if what == "generating" else "steps") as tell:
+    shown, tell, lock = "", None, Lock()
+    with ExitStack() as stack:
 
-        def report_step(_: str, done: int, total: int | None) -> None:
+        def report(phase: str, done: int, total: int | None) -> None:
+            nonlocal shown, tell
+            with lock:  # generating is many threads'
+                if phase != shown:
+                    stack.close()
+                    verb, shown = verbs.get(phase, phase), phase
+                    tell = stack.enter_context(progress(output, verb, _COUNTED[phase]))
             if tell is not None:
                 tell(done, total, 0, None)
 
+        yield report
+
+
+def _session(output: Output, words: list[str], **options: Any) -> SessionReport:
+    from headrace.bench.run import SessionOptions
+    from headrace.bench.session import run_session
+
+    with _progress(output) as report_step:
         return run_session(words, SessionOptions(**options, progress=report_step))
 
 
@@ -575,7 +595,7 @@ def generate(
     if threads is not None:
         given += _overrides({"reader.write_threads": str(threads)})
     try:
-        report = _session(output, given, "generating", overwrite=overwrite)
+        report = _session(output, given, overwrite=overwrite)
     except KeyboardInterrupt as e:
         e.add_note("files that are whole are kept; the same command goes on from there")
         raise
