@@ -169,3 +169,4 @@ def test_a_depth_that_was_not_passed_is_told():
     )
     assert depth.value == 64
     assert "more were not tried" in depth.why
+    assert "reads_in_flight=64 of hr.loader sets it by hand" in depth.why
