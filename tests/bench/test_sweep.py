@@ -111,6 +111,23 @@ def test_the_answer_says_what_was_the_limit(most, probes, message, limit):
     assert result.answer == message or limit in ("harness", "compute", "processors")
 
 
+def test_where_this_host_is_the_limit_it_is_told_what_an_accelerator_reads(
+    words, tmp_path, monkeypatch
+):
+    def busy(*given):
+        report = run_session(*given)
+        report.summary["headrace"] |= {"bound": "processors", "bound_reason": "busy"}
+        return report
+
+    monkeypatch.setattr("headrace.bench.session.run_session", busy)
+    more = ["++workload.reader.batch_size=2", "++workload.train.computation_time=0.001"]
+    result = sweep([*words, *more], (1, 1), condition_of("au>0", changes=False), SessionOptions())
+    assert result.answer.startswith("nothing is known of ")
+    measure = f"headrace bench storage {tmp_path / 'data'}"
+    told = f". An accelerator that is fed reads 8.19 MB/s: {measure} says what the mount gives"
+    assert result.answer.endswith(told)
+
+
 @pytest.mark.parametrize(
     ("more", "numbers", "error", "message"),
     [([], (1, 100), WorkloadError, "are 0 steps of 100 accelerators"),

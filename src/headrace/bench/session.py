@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.base.files import replace_file
 from headrace.base.job import which_rank
-from headrace.base.text import counted, redacted
+from headrace.base.text import counted, rate_text, redacted
 from headrace.bench import results
 from headrace.bench.checkpoints import (
     checkpoint_problems,
@@ -29,7 +29,7 @@ from headrace.bench.config import SHIPPED, load_workload, parse_command_line
 from headrace.bench.dataset_files import AT_REST_S, check_files, find_files, generate
 from headrace.bench.engines import engine_name
 from headrace.bench.iostat import sampled
-from headrace.bench.metrics import CACHED_LEAST, bounds_of
+from headrace.bench.metrics import BY_HOST, CACHED_LEAST, bounds_of
 from headrace.bench.objects import check_options, object_problems, objects_of
 from headrace.bench.ranks import join
 from headrace.bench.run import SessionOptions, plans_of, run_ceiling, run_epochs, used
@@ -500,11 +500,13 @@ class Sweep:
         most: the greatest number that is fed; None: not even the least.
         probes: all runs, by the number of accelerators.
         range: the least and the greatest number that were asked for.
+        needs: what an accelerator reads, and what measures what the mount gives; empty where nothing can.
     """
 
     most: int | None
     probes: tuple[Probe, ...]
     range: tuple[int, int]
+    needs: str = ""
 
     @property
     def first_over(self) -> Probe | None:
@@ -534,7 +536,8 @@ class Sweep:
             if self.most is not None:
                 fed = f"{what} at least {number} {noun}"
             why = _UNTRIED[self.limit].format(processors=counted(os.cpu_count() or 1, "processor"))
-            return f"{fed}{but}; {over.accelerators} could not be tried on this host: {why}"
+            needs = f". {self.needs}" if self.needs and self.limit in BY_HOST else ""
+            return f"{fed}{but}; {over.accelerators} could not be tried on this host: {why}{needs}"
         return f"{what} {number} {noun}{but}"
 
 
@@ -599,7 +602,18 @@ def sweep(
         return probes[-1].over
 
     most = most_before(over, least, greatest)
-    return Sweep(most, tuple(sorted(probes, key=lambda probe: probe.accelerators)), numbers)
+    ordered = tuple(sorted(probes, key=lambda probe: probe.accelerators))
+    return Sweep(most, ordered, numbers, _needs_of(loaded, options))
+
+
+def _needs_of(loaded: LoadedWorkload, options: SessionOptions) -> str:
+    workload, step_s = loaded.workload, loaded.workload.train.computation_time.mean_s
+    if step_s <= 0 or options.simulate is not None or workload.storage.is_objects:
+        return ""
+    data = workload.dataset
+    rate = rate_text(data.nominal_bytes * workload.reader.batch_size / step_s)
+    measure = f"headrace bench storage {data.data_folder}"
+    return f"An accelerator that is fed reads {rate}: {measure} says what the mount gives"
 
 
 def _check_steps(loaded: LoadedWorkload, accelerators: int) -> None:

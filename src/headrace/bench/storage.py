@@ -472,7 +472,9 @@ def advice_of(
     depths = ", ".join(f"{each} for {binary_text(block)}" for block, each in enough.items())
     more = "; more were not tried" if depth == max(cell.depth for cell in cells) else ""
     deep = f"Keep {depth} reads in flight: {_ENOUGH:.0%} of the best rate takes {depths}{more}. "
-    deep += f"headrace finds how many by itself; reads_in_flight={depth} of hr.loader sets it by hand."
+    deep += (
+        f"headrace finds how many by itself; reads_in_flight={depth} of hr.loader sets it by hand."
+    )
     block = min(size for size, rate in best.items() if rate >= _ENOUGH * max(best.values()))
     rates = ", ".join(f"{binary_text(size)} {rate_text(rate)}" for size, rate in best.items())
     return [
