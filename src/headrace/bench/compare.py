@@ -46,7 +46,7 @@ MEASURES: Final = tuple(RunMeasure(*row) for row in (
     ("au_mlperf", "AU by MLPerf's formula", "%", "more", "headrace.au_mlperf_percent"),
     ("ceiling_au", "AU without storage", "%", "more", "headrace.ceiling_au_percent"),
     ("throughput", "throughput", "samples/s", "more", "metric.train_throughput_mean_samples_per_second"),
-    ("io", "throughput, at samples' nominal size", "MB/s", "more", "metric.train_io_mean_MB_per_second",
+    ("io", "throughput, nominal sample size", "MB/s", "more", "metric.train_io_mean_MB_per_second",
      "", _MB),
     ("wait_share", "time waiting for data", "%", "less", "headrace.time.wait_s", "headrace.time.total_s"),
     ("barrier_share", "time at the barrier", "%", "less", "headrace.time.barrier_s", "headrace.time.total_s"),

@@ -530,7 +530,7 @@ def _reading_lines(summary: dict[str, Any]) -> Iterator[str]:
 
     own = summary["headrace"]
     if (ceiling := value_of(summary, measure_named("ceiling_au"))) is not None:
-        yield f"AU without storage: {ceiling:.2f} % (--ceiling: the most that this host can emulate)"
+        yield f"AU without storage: {ceiling:.2f} % (--ceiling: the same steps, nothing read)"
     if (rate := value_of(summary, measure_named("io"))) is not None:
         yield f"throughput: {rate:.1f} MB/s of the steps that count, each sample at its nominal size"
     if own["bytes"]:
