@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from headrace import _native
-from headrace.base.text import binary_text, rate_text
+from headrace.base.text import binary_text, counted, rate_text
 from headrace.bench.content import Content
 from headrace.bench.metrics import percentiles
 from headrace.bench.staging import evict, residency_of
@@ -485,3 +485,60 @@ def advice_of(
             f"Read at random in pieces of {binary_text(block)} or more: {rates}.",
         ),
     ]  # fmt: skip
+
+
+# -- text ----------------------------------------------------------------------------------------
+
+
+def storage_lines(document: dict[str, Any]) -> Iterator[str]:
+    """What `characterise` found, for people."""
+    mount = document["provenance"]["mount"]
+    past = "past the page cache" if document["direct"] else "through the page cache"
+    yield f"{document['path']}: {mount.get('type', '?')} on {mount.get('source', '?')}, {past}"
+    yield (
+        f"one run: each line was measured once, for about {document['seconds_each']:g} s; the next run, or a "
+        "greater --seconds, tells how far figures vary"
+    )
+    sequential, by_block = document["sequential"], dict[int, list[str]]()
+    written = [f"{rate_text(r)} by {n}" for n, r in sequential["write_bytes_per_s"].items()]
+    yield f"sequential write   {', '.join(written)} at a time"
+    read = [f"{rate_text(r)} x{n}" for n, r in sequential["read_bytes_per_s"].items()]
+    yield f"sequential 1 MiB   {', '.join(read)} reads in flight"
+    for cell in document["random"]:
+        rate = f"{rate_text(cell['bytes_per_s'])} x{cell['depth']}"
+        by_block.setdefault(cell["block_bytes"], []).append(rate)
+    for block, rates in by_block.items():
+        yield f"{'random ' + binary_text(block):<18} {', '.join(rates)} reads in flight"
+    batches = document["batches"]
+    for name in ("packed", "files"):
+        samples = batches[name]
+        count = counted(samples["batches"], "batch", "batches")
+        yield (
+            f"{'samples, ' + name:<18} {samples['per_s']:,.0f}/s of {binary_text(batches['sample_bytes'])}, "
+            f"{batches['reads_in_flight']} reads in flight; {count} of {batches['batch']}: "
+            f"{_ms(samples['batch_s'])}"
+        )
+    yield f"{'latency, 4 KiB':<18} {_ms(document['latency_s'])}"
+    yield f"{'write and sync':<18} {_ms(document['sync_s'])}"
+    slow = "; ext4: `create` is far slower for minutes after files were removed"
+    for title, key, what in (
+        ("metadata", "metadata_per_s", f"by one thread{slow * (mount.get('type') == 'ext4')}"),
+        (
+            "metadata, cached",
+            "cached_metadata_per_s",
+            "of this client's memory, not of the storage",
+        ),
+    ):
+        rates = [f"{name} {rate:,.0f}/s" for name, rate in document[key].items()]
+        yield f"{title:<18} {', '.join(rates)} ({what})"
+    if (others := document["other_cpus"]) is not None:
+        many = others >= OTHERS_MANY * document["cpus"]
+        but = ": figures may be too low: measure again, for advice, too" * many
+        yield f"{'other programs':<18} had {others:.1f} of {document['cpus']} processors meanwhile{but}"
+    for advice in document["advice"]:
+        yield f"{'advice: ' + advice['about']:<18} {advice['why']}"
+
+
+def _ms(times: dict[str, float]) -> str:
+    names = ("p50", "p99", "p99.9", "max")
+    return ", ".join(f"{name} {times[name] * 1e3:.2f} ms" for name in names)
