@@ -19,6 +19,7 @@ from headrace.insight.report.figures import (
     phases_of,
     run_figures,
     stall_of,
+    tiers_of,
 )
 from headrace.insight.report.page import report_document, report_lines, report_page
 from headrace.pages.html import STYLE
@@ -209,6 +210,16 @@ def test_of_several_new_starts_the_time_without_a_step_is_given_in_all(tmp_path)
     text = next(report_lines(run_figures(str(tmp_path / "run"))))
     assert "The run was started again 2 times: no rank had a step for 26.3 s in all" in text
     assert " s in all, the first time from 1.9 s on." in text
+
+
+def test_bytes_that_other_nodes_served_are_not_those_of_storage(tmp_path):
+    made = Loaders(tmp_path / "run", samples=160)
+    made.epoch(0).event(0, "look", from_peers=1.0).event(1, "look", from_peers=0.25)
+    made.event(0, "look").event(1, "look").close()  # the last one, when the reader is gone
+    figures = run_figures(str(tmp_path / "run"))
+    assert tiers_of(figures.total) == {"peer": 100_000, "source": 60_000}
+    text = "\n".join(report_lines(figures))
+    assert "Bytes delivered came from: other nodes 100 kB, storage 60 kB" in text
 
 
 def test_loaders_one_after_the_other_are_no_new_start(tmp_path):

@@ -109,7 +109,7 @@ _JOB: Final = (
     _JobRow("inferred_s", "stall_seconds_total", _WAITED, "cause", "inferred"),
     _JobRow("lost_gpu_s", "lost_gpu_seconds_total", _LOST, "cause", "measured"),
     _JobRow("inferred_gpu_s", "lost_gpu_seconds_total", _LOST, "cause", "inferred"),
-    _JobRow("tier_bytes", "tier_bytes_total", "Bytes delivered, by where they came from.", "tier"),
+    _JobRow("tier_bytes", "tier_bytes_total", "Bytes read, by where they came from.", "tier"),
     _JobRow("cpus_s", "cpus_seconds_total", "CPU time that it had."),
     _JobRow("gpus", "gpus", "GPUs that it has here."),
     _JobRow("gpus_used", "gpus_used", "Of them, those that have worked."),

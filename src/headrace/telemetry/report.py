@@ -197,7 +197,7 @@ class JobReport:
             ("steps", self._steps()),
             ("not told", self._not_told()),
             ("stall", _list(_shares(record.waited)) if waits else ""),
-            ("bytes", _list(_sizes(record.by_label("tier_bytes")))),
+            ("bytes read", _list(_sizes(record.by_label("tier_bytes")))),
             ("lost on", _list(_shares(lost_on)) if waits else ""),
             ("hint", self.hint),
         ]

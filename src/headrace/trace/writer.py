@@ -44,7 +44,7 @@ _DIGITS: Final = 6
 
 
 def _look(plane: Plane, now: float) -> dict[str, Any] | None:
-    """Where knobs stand, and the latencies of stages since the loader began; None: they are gone."""
+    """Where knobs stand, and since the loader began: latencies of stages, who served; None: they are gone."""
     reading = plane.now()
     if reading is None:
         return None
@@ -54,7 +54,11 @@ def _look(plane: Plane, now: float) -> dict[str, Any] | None:
         if stage.reads
     }
     knobs = {name: value for name, value in asdict(plane.knobs).items() if value}
-    return {"kind": "look", "at_s": round(now, _DIGITS), "stages": stages, "knobs": knobs}
+    look = {"kind": "look", "at_s": round(now, _DIGITS), "stages": stages, "knobs": knobs}
+    for remote in (stage.remote for stage in reading.stages):
+        if remote is not None and remote.bytes:
+            look["from_peers"] = remote.peer_bytes / remote.bytes
+    return look
 
 
 LOG = logging.getLogger("headrace.trace")

@@ -194,6 +194,10 @@ def curves_of(trace: RankTrace, evidence: Evidence) -> Curves:
     sums = np.zeros((len(steps) + 1, len(COLUMNS)))
     amounts = sums[1:]
     worked_s = _add_amounts(amounts, steps, evidence)
+    looks = [finite(one["from_peers"]) for one in trace.of_kind("look") if "from_peers" in one]
+    at = [COLUMNS.index(name) for name in ("source", "peer")]
+    served = amounts[:, at[0]] * min(1.0, max(0.0, looks[-1] if looks else 0.0))
+    amounts[:, at] += np.stack([-served, served], axis=1)  # a step knows not who served it
     epochs = _epochs(steps, amounts, trace.began_unix_s - trace.began_s)
     for column in range(len(COLUMNS)):  # in place: of a long run they take gigabytes
         amounts[:, column] = np.cumsum(amounts[:, column])

@@ -166,7 +166,7 @@ def bytes_by_tier(run: TraceFigures) -> str:
     tables = charts.table(["came from", "bytes", "of all"], rows)
     tables += charts.table(["from", *(TIER_WORDS[tier] for tier in total)], over_time)
     return charts.figure(
-        "Bytes by where they came from", drawn, tables, "All ranks together, over time."
+        "Bytes by where they came from", drawn, tables, "Delivered to all ranks, over time."
     )
 
 
@@ -531,7 +531,7 @@ def _blocks(run: TraceFigures) -> Iterator[Iterable[str]]:
         yield f"What to do: {verdict.action}", *((gain,) if verdict.gain_s > 0 else ())
     if tiers := tiers_of(run.total):
         each = (f"{TIER_WORDS[tier]} {bytes_text(count)}" for tier, count in tiers.items())
-        yield (f"Bytes came from: {', '.join(each)}",)
+        yield (f"Bytes delivered came from: {', '.join(each)}",)
     epochs = run.main.epochs()
     if len(epochs) > 1:
         yield (
