@@ -17,12 +17,14 @@ import pytest
 import headrace as hr
 from headrace.errors import HeadraceError, JobError, SourceChanged
 from headrace.fabric.engine import FabricEngine
+from headrace.insight.report.figures import run_figures, tiers_of
 from headrace.job import engine as job_engine
 from headrace.job.engine import connect_options, identity_of
 from headrace.job.store import open_job
+from headrace.trace import flush
 from job.local import LocalJob
 from store.nth_call import Refusing
-from tests_shared import opened_to_others, write_photos
+from tests_shared import opened_to_others, until, write_photos
 
 
 def same(store, source):
@@ -61,6 +63,20 @@ def test_what_is_planned_is_readable_and_what_is_staged_is_checked(photos, tmp_p
             assert store.objects.stats().peer_bytes == later["bytes"] > 0
             assert later["reads"] > 0
             assert later["reads_last"] == figures["reads_last"]
+
+
+def test_a_report_knows_what_other_nodes_served(photos, tmp_path):
+    with LocalJob(photos, tmp_path) as job:
+        job.each("plan")
+        job.each("stage")
+        with open_job(job.where) as store:
+            loader = hr.loader(store, 4, seed=1, trace=tmp_path / "run")
+            for _ in loader:
+                pass
+            flush()
+            until(lambda: "peer" in tiers_of(run_figures(str(tmp_path / "run")).total))
+            assert "source" not in tiers_of(run_figures(str(tmp_path / "run")).total)
+            loader.close()
 
 
 @pytest.mark.parametrize(
