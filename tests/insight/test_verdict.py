@@ -258,7 +258,7 @@ def test_of_batches_that_were_ready_it_is_said_that_they_were(busy, advice):
 def test_where_processors_are_busy_a_slow_answer_may_have_waited_for_one(busy, more):
     found = run_of({"read": 0.09}, Evidence(cpu_share=busy, **more), **SLOW)
     assert found.main is Cause.LATENCY
-    assert ("train on" in found.action) is bool(more)
+    assert ("go on training" in found.action) is bool(more)
     assert ("waits for a processor, too" in found.action) is (busy > 0.9)
     assert ("processors were 97% busy" in found.evidence[0]) is (busy > 0.9)
 
@@ -413,7 +413,9 @@ def test_no_steps_and_no_stall_need_nothing():
 def test_where_little_is_waited_the_own_step_comes_first(waited_s, own):
     found = run_of({"read": waited_s}, **SLOW)
     assert ("your own step took" in str(found).splitlines()[1]) is own
-    assert found.action.startswith("besides your own step: ") is (waited_s == 0.001)
+    assert found.action.startswith("most of the time is your own step's. ") is (waited_s == 0.001)
+    beside = run_of({"read": waited_s}, evidence=Evidence(cpu_share=0.97, decode_threads=2), **SLOW)
+    assert ("OMP_NUM_THREADS=1" in beside.action) is (waited_s == 0.001)
 
 
 def test_collating_has_a_figure():

@@ -65,10 +65,20 @@ def own_loop(seconds: float, stall_s: float, steps: int) -> str:
     return f"your own step took {each} ({own_s / seconds:.0%} of the time): look there first"
 
 
-def besides(action: str, seconds: float, stall_s: float) -> str:
-    """What to do about waiting, where most of the time is the loop's own: the second thing."""
-    own = seconds - stall_s > _OWN_SHARE * seconds
-    return f"besides your own step: {action}" if action and own else action
+def besides(action: str, seconds: float, stall_s: float, *, shared: bool) -> str:
+    """What to do about waiting, where most of the time is the loop's own: the second thing.
+
+    `shared`: processors were busy with decoding meanwhile, which a step that runs on them feels.
+    """
+    if not action or seconds - stall_s <= _OWN_SHARE * seconds:
+        return action
+    where = ""
+    if shared:
+        where = (
+            ", and decoding keeps the processors busy meanwhile: a step that runs on them is slower for it, "
+            "the more so the more threads torch has (try OMP_NUM_THREADS=1)"
+        )
+    return f"most of the time is your own step's{where}. Of waiting: {action}"
 
 
 def pauses_of(steps: NDArray[np.void], seconds: float) -> Pauses | None:

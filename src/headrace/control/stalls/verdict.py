@@ -169,15 +169,15 @@ def _need(waits: StepWaits) -> float:
 def _latency(seconds: float, waits: StepWaits, reading: ReadWaits, seen: Evidence) -> _Action:
     first = ""
     if seen.cpu_share >= PROCESSORS_BUSY:
-        first = "stop what else runs here first: whoever is answered waits for a processor, too; "
+        first = "first stop what else runs here, since an answer waits for a processor, too; "
     possible = seen.reads_possible or _READS_MOST
     now = max(reading.in_flight, 1.0)
     # An epoch of few reads has no more of them at once.
     wanted = min(float(possible), float(waits.reads.sum()), now * _need(waits))
     if seen.reads_allowed and wanted > 1.2 * now and possible > seen.reads_allowed:
         action = (
-            f"{first}train on: headrace finds how many reads in flight it takes, about {wanted:.0f} instead "
-            f"of {now:.0f} (with tune=False, give reads_in_flight)"
+            f"{first}go on training: headrace finds how many reads in flight it takes, about {wanted:.0f} "
+            f"instead of {now:.0f} (with tune=False, give reads_in_flight)"
         )
         how = (
             f"{wanted:.0f} reads at a time, each as slow as now ({reading.latency_s * 1e3:.3g} ms)"
@@ -427,7 +427,8 @@ def _verdict_text(verdict: Verdict) -> str:
                 f"  {cause.value:<10}{seconds:>9.3g} s  {verdict.share(cause):>4.0%}  {cause.sentence}"
             )
     if verdict.causes:
-        lines.append(f"sure      {verdict.confidence:.0%}")
+        unclear = "" if verdict.confidence >= _CLEAR else ": no clear cause"
+        lines.append(f"sure      {verdict.confidence:.0%}{unclear}")
     for at, each in enumerate(verdict.evidence):
         lines.append(f"{'because' if at == 0 else '':<10}{each}")
     if verdict.action:
@@ -443,6 +444,9 @@ def _verdict_text(verdict: Verdict) -> str:
 
 NEGLIGIBLE: Final = 0.02
 """A stall of less than this share of the time needs no action."""
+
+_CLEAR: Final = 0.5
+"""Whoever is less sure has found no cause."""
 
 _STEPS_FEWEST: Final = 5
 """Fewer show how a loader starts, and nothing else."""
@@ -542,7 +546,8 @@ def verdict_of(
     nothing = ("", 0.0, "")
     action, gain_s, gain_from = _action_for(main, case) if needed and main else nothing
     pauses = pauses_of(steps[sensible(steps)], seconds)
-    action = besides(action, seconds, stall_s)
+    shared = seen.cpu_share >= PROCESSORS_BUSY and seen.decode_threads > 0
+    action = besides(action, seconds, stall_s, shared=shared)
     if pauses and pauses.seconds <= other_s:
         pauses = None  # it was another rank that these steps waited for
     if pauses and pauses.seconds - other_s > stall_s:
@@ -550,7 +555,10 @@ def verdict_of(
             f"look at what your own loop does {pauses.where}: a validation, a checkpoint, a log? "
             "Of several ranks, it may have waited there for another"
         )
-        gain_s, gain_from = 0.0, f"up to {pauses.seconds:.3g} s, none of them waited for data"
+        gain_s, gain_from = (
+            0.0,
+            f"up to {pauses.seconds:.3g} s, time of the loop's own and not of waiting",
+        )
     return Verdict(
         seconds=seconds,
         stall_s=stall_s,
