@@ -79,7 +79,8 @@ class Cause(StrEnum):
         "latency",
         "slow answers of the storage",
         "Each read took long to be answered, while the storage was far from its full rate.",
-        "pack small files (`headrace pack`), or keep a store's nearer (cache_dir=, `headrace launch --stage`)",
+        "pack small files (`headrace pack`), or keep a store's samples nearer (cache_dir=, "
+        "`headrace launch --stage`)",
     )
     BANDWIDTH = (
         "bandwidth",
@@ -109,7 +110,8 @@ class Cause(StrEnum):
         "decode",
         "decoding and transforms",
         "Making samples took too long: decoding and transforms, or all of your data set's __getitem__.",
-        "use more workers or threads, a cheaper decoder, cheaper transforms, or smaller images",
+        "let headrace's native threads decode pictures (decode=headrace.Images(...)), use more workers, "
+        "cheaper transforms, or smaller images",
     )
     PYTHON = (
         "python",
