@@ -73,14 +73,13 @@ class Cause(StrEnum):
         "storage",
         "storage",
         "Storage was waited for, or a sleep, a lock, a network call in your data set's code: nobody saw which.",
-        "pack it (`headrace pack`), stage it (`headrace launch --stage`), or keep a store's near (cache_dir=)",
+        "pack it (`headrace pack`), stage it (`headrace launch --stage`), or keep samples near (cache_dir=)",
     )
     LATENCY = (
         "latency",
         "slow answers of the storage",
         "Each read took long to be answered, while the storage was far from its full rate.",
-        "pack small files (`headrace pack`), or keep a store's samples nearer (cache_dir=, "
-        "`headrace launch --stage`)",
+        "pack small files (`headrace pack`), or keep samples nearer (cache_dir=, `headrace launch --stage`)",
     )
     BANDWIDTH = (
         "bandwidth",
@@ -110,8 +109,7 @@ class Cause(StrEnum):
         "decode",
         "decoding and transforms",
         "Making samples took too long: decoding and transforms, or all of your data set's __getitem__.",
-        "let headrace's native threads decode pictures (decode=headrace.Images(...)), use more workers, "
-        "cheaper transforms, or smaller images",
+        "decode pictures natively (decode=headrace.Images(...)), more workers, cheaper transforms, smaller images",
     )
     PYTHON = (
         "python",
