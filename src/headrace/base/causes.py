@@ -109,7 +109,7 @@ class Cause(StrEnum):
         "decode",
         "decoding and transforms",
         "Making samples took too long: decoding and transforms, or all of your data set's __getitem__.",
-        "decode pictures natively (decode=headrace.Images(...)), more workers, cheaper transforms, smaller ones",
+        "decode pictures natively (decode=headrace.Images(...)), more workers, cheaper transforms",
     )
     PYTHON = (
         "python",
