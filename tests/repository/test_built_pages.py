@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import http.server
+import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -253,3 +255,32 @@ def test_wide_tables_scroll_in_their_own_box(site, pages, served, window):
 def test_the_sources_lie_beside_the_pages(site):
     assert (site / "llms.txt").is_file()
     assert (site / "index.md").read_bytes() == (ROOT / "docs/index.md").read_bytes()
+
+
+def test_versions_beside_each_other_have_a_switch_that_needs_no_server(site, tmp_path, window):
+    """The second version is this one under another name, without a page."""
+    other, out = tmp_path / "older", tmp_path / "out"
+    shutil.copytree(site, other)
+    options = other / "_static/documentation_options.js"
+    own = re.search(r"VERSION: '(.*)'", options.read_text())[1]
+    options.write_text(options.read_text().replace(own, "0.0.9"))
+    (other / "howto/node.html").unlink()
+    switch, choose = "[aria-label^='Version']", "document.querySelector(arguments[0])"
+    for given, versions in ((site, [own]), (other, [own, "0.0.9"])):
+        done = subprocess.run(
+            [sys.executable, ROOT / "tools/site", out, given],
+            check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.stdout == f"{out / 'index.html'}: {', '.join(versions)}\n"
+        window.open(out / own / "howto/run.html")
+        assert len(window.visible(switch)) == len(versions) - 1
+    for page, there in (("run", "howto/run.html"), ("node", "index.html")):
+        window.open(out / own / f"howto/{page}.html")
+        window.run(f"{choose}.value = '0.0.9'; {choose}.dispatchEvent(new Event('change'))", switch)
+        until(lambda there=there: window.driver.current_url.endswith(f"/0.0.9/{there}"))
+        assert window.run(f"return {choose}.value", switch) == "0.0.9"
+    assert (out / "index.html").read_text().count(f"{own}/index.html") == 2
+    refused = subprocess.run([sys.executable, ROOT / "tools/site", out, tmp_path],
+                             check=False, capture_output=True, text=True)  # fmt: skip
+    assert refused.returncode == 1
+    assert "these are no built pages. next: make docs" in refused.stderr
