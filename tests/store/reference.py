@@ -335,6 +335,10 @@ class ReferenceDirectory:
         """The sample at a rank of the sorted name order."""
         return self._permuted(SectionKind.RANK_TO_INDEX, self._index(rank))
 
+    def find(self, name: str | bytes) -> int:
+        """The index of a name; -1: no sample has it."""
+        return self._find(os.fsencode(name))
+
     def find_many(self, names: Sequence[str | bytes]) -> NDArray[np.int64]:
         """The indices of `names`, (k,) int64; -1 for a name that no sample has."""
         return np.array([self._find(os.fsencode(name)) for name in names], np.int64)

@@ -48,8 +48,7 @@ def test_names_round_trip_and_search_agrees_with_a_dict(names, others):
         assert [directory.name(i) for i in range(len(names))] == names
         assert directory.names(np.arange(len(names))) == names
         assert directory.find_many(queries).tolist() == [index.get(q, -1) for q in queries]
-        if cls is _native.Directory:
-            assert [directory.find(q) for q in queries] == [index.get(q, -1) for q in queries]
+        assert [directory.find(q) for q in queries] == [index.get(q, -1) for q in queries]
         by_rank = [names[directory.index_at_rank(r)] for r in range(len(names))]
         assert by_rank == sorted(names)
 

@@ -232,7 +232,7 @@ def _machine(environment: Environment) -> str:
 # -- what follows --------------------------------------------------------------------------------------
 
 
-_OWN: Final = "without your own transforms, and what your model takes of the processors"
+_OWN: Final = "without your own transforms, and your model's share of processors"
 
 
 def _expected(diagnosis: Diagnosis, width: int) -> Iterator[str]:
