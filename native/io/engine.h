@@ -61,11 +61,10 @@ struct Read {
 
   int error = 0;
   size_t done = 0;
-  int64_t took_ns = 0;  // by the device, opening included
-  int64_t open_ns = 0;  // of that, opening the file
-  bool resident =
-      false;            // of a file by its path: its bytes lay in the page cache when it was opened
-  unsigned others = 0;  // reads of all engines that were in flight when this one began
+  int64_t took_ns = 0;    // by the device, opening included
+  int64_t open_ns = 0;    // of that, opening the file
+  bool resident = false;  // the bytes of `path` lay in the page cache when it was opened
+  unsigned others = 0;    // reads of all engines that were in flight when this one began
 
   uint32_t user = 0;    // for the caller
   uint32_t volume = 0;  // its number in the catalog

@@ -64,18 +64,13 @@ void Worker::perform(Plan& plan) {
 
 // What the reads took; engines have written it beside each.
 void Worker::count_way(Plan& plan) const {
-  if (options_.slow == nullptr) {
-    for (const Read& read : plan.requests) plan.resident_bytes += read.resident ? read.done : 0;
-  }
   const EngineOptions& engine = options_.engine_options;
   const unsigned depth = engine.in_flight ? engine.in_flight->depth(engine.queue_depth) : 1;
   const unsigned quiet = std::max(1u, depth / kQuietShare);
   BatchWay& way = plan.batch->way;
-  const uint64_t near = std::min(plan.gathered_bytes + plan.resident_bytes, plan.sample_bytes);
-  way.tier_bytes[kTierPageCache] = near;
-  way.tier_bytes[kTierSource] = plan.sample_bytes - near;
   for (const std::vector<Read>* reads : {&plan.requests, &plan.remote}) {
     for (const Read& read : *reads) {
+      if (read.resident && options_.slow == nullptr) plan.resident_bytes += read.done;
       way.read_ns += read.took_ns;
       way.open_ns += read.open_ns;
       ++way.reads;
@@ -85,6 +80,9 @@ void Worker::count_way(Plan& plan) const {
       ++way.quiet_reads;
     }
   }
+  const uint64_t near = std::min(plan.gathered_bytes + plan.resident_bytes, plan.sample_bytes);
+  way.tier_bytes[kTierPageCache] = near;
+  way.tier_bytes[kTierSource] = plan.sample_bytes - near;
 }
 
 void Worker::gather(Plan& plan) {

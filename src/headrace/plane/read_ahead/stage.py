@@ -243,9 +243,8 @@ class ReadAhead(Closing):
                 self._plan.add(key, [(p, len(raw) + i) for i, p in enumerate(paths)], job)
                 raw += map(os.fsencode, paths)
         if not raw:
-            if self._serves and self._bypass.paused and not self._plan:
-                opens.stop_serving(self)  # the real `open` is the fastest
-                self._serves = False
+            if self._bypass.paused and not self._plan:
+                self._stop_serving()  # the real `open` is the fastest
             return
         opens.serve(self)
         self._serves = True
@@ -340,13 +339,21 @@ class ReadAhead(Closing):
     def let_go(self) -> None:
         """Drop what was announced and planned: its files are opened as ever."""
         with self._lock:
-            self._later.clear()
-            for planned in (left := self._plan.clear()):
-                self._leave(planned)
-            self.figures.skipped += len(left)
-            if self._serves:
-                opens.stop_serving(self)
-                self._serves = False
+            self.figures.skipped += self._clear()
+            self._stop_serving()
+
+    def _clear(self) -> int:
+        """Forget what was announced and planned, and how many files were planned."""
+        self._later.clear()
+        left = self._plan.clear()
+        for planned in left:
+            self._leave(planned)
+        return len(left)
+
+    def _stop_serving(self) -> None:
+        if self._serves:
+            opens.stop_serving(self)
+            self._serves = False
 
     # -- samples -------------------------------------------------------------------------------
 
@@ -496,9 +503,7 @@ class ReadAhead(Closing):
         opens.stop_serving(self)
         with self._lock:
             self._closed = True
-            self._later.clear()
-            for planned in self._plan.clear():
-                self._leave(planned)
+            self._clear()
             self.sync()
             native = self._reader.detach()
         return native is None or native.close(seconds)
