@@ -115,7 +115,7 @@ class Making:
         self._decoding = 0.0, 0.0
         self._begun_s = self._collating_s = self._collated_s = 0.0
         self._cpu_s = self._collating_cpu_s = 0.0
-        self._queued_ns = 0
+        self._queued_ns: int | None = None
         self._waited_s = self._opened_s = 0.0
 
     def begin(self) -> None:
@@ -124,7 +124,7 @@ class Making:
         self._waited_s = 0.0 if self.watcher is None else self.watcher.waited_s
         if self.pictures is not None:
             self._decoding = self.pictures.waited_s, self.pictures.cpu_s
-        if not self._queued_ns:
+        if self._queued_ns is None:
             self._queued_ns = _queued_ns()
         self._cpu_s = time.thread_time()
         self._begun_s = time.perf_counter()
@@ -161,8 +161,9 @@ class Making:
 
     def _queued_s(self) -> float:
         """How long this thread has waited for a processor since this was last asked."""
-        before, self._queued_ns = self._queued_ns, _queued_ns()
-        return (self._queued_ns - before) * 1e-9
+        before, now = self._queued_ns, _queued_ns()
+        self._queued_ns = now
+        return 0.0 if before is None else (now - before) * 1e-9
 
     def __reduce__(self) -> Any:
         return Making, (self.collate,)
@@ -266,9 +267,7 @@ class Watcher:
         self._foretold = 0  # batches said to come that have not come
         self._rest = 0  # batches that are left unwatched
         self._rest_next = 4
-        self._calm = (
-            False  # fetching waits for nothing: once so, it takes two windows to say otherwise
-        )
+        self._calm = False  # fetching waits for nothing; it takes two windows to say otherwise
         self._disturbed = True  # the last window waited
         self._window_s = self._stopped_s = 0.0
         self._window_samples = self._served = 0
@@ -325,13 +324,9 @@ class Watcher:
         )
         ahead = self._ahead
         served = 0 if ahead is None else ahead.figures.served
-        was_disturbed, self._disturbed = (
-            self._disturbed,
-            (
-                waited_s > CALM_SHARE * self._window_s
-                or served - self._served > AHEAD_SHARE * self._window_samples
-            ),
-        )
+        waits = waited_s > CALM_SHARE * self._window_s
+        helped = served - self._served > AHEAD_SHARE * self._window_samples
+        was_disturbed, self._disturbed = self._disturbed, waits or helped
         self._calm = not self._disturbed or (self._calm and not was_disturbed)
         self._window_s = self._stopped_s = 0.0
         self._window_samples, self._served = 0, served
