@@ -1,15 +1,18 @@
-"""Lifetime: what ends with a `with` block, and an event that a signal handler may set to end the rest."""
+"""Lifetime: what ends with a `with` block, an event that signal handlers may set, values computed once."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Self
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Closing", "Latch"]
+__all__ = ["Closing", "Latch", "lazy"]
+
+T_co = TypeVar("T_co", covariant=True)
 
 
 class Closing:
@@ -59,3 +62,15 @@ class Latch:
     def _open(self) -> None:
         with contextlib.suppress(RuntimeError):  # somebody was quicker
             self._shut.release()
+
+
+class lazy(cached_property[T_co]):  # noqa: N801 - a decorator, as the one it stands for
+    """As `functools.cached_property`, without the lock that Python 3.11 has there, one for all instances.
+
+    A child that is forked while another thread computes the property of whatever instance would wait for that
+    lock for ever. Two threads may compute the same here; the later value stays.
+    """
+
+    def __init__(self, function: Callable[[Any], T_co]) -> None:
+        super().__init__(function)
+        self.lock = contextlib.nullcontext()

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from headrace.base.lifetime import lazy
 from headrace.plane.stage import LATENCY_BUCKETS, ConsumerStats, latency_percentile_s
 
 if TYPE_CHECKING:
@@ -333,17 +333,17 @@ class WindowEvidence:
             intervals = intervals[first + 1 :] if first is not None else intervals
         self.intervals = intervals
 
-    @cached_property
+    @lazy
     def window(self) -> PlaneWindow:
         """The setting in force, as far back as it is of interest."""
         return PlaneWindow.over(_last(self.intervals, batches=WINDOW_BATCHES, seconds=WINDOW_S))
 
-    @cached_property
+    @lazy
     def recent(self) -> PlaneWindow:
         """The shortest past that shows the storage's present latency."""
         return PlaneWindow.over(_last(self.intervals, reads=30, batches=1, seconds=0.2))
 
-    @cached_property
+    @lazy
     def latency_us(self) -> Sequence[int]:
         """Histogram of many reads: the tail takes more of them than a window has."""
         own = PlaneWindow.over(_last(self.intervals, reads=5000))
@@ -352,7 +352,7 @@ class WindowEvidence:
         regime = self.history.since(self.memory.regime_s)
         return PlaneWindow.over(_last(regime, reads=5000)).latency_us
 
-    @cached_property
+    @lazy
     def delivered(self) -> PlaneWindow:
         """The last deliveries, however long ago: they say what batches are like."""
         return PlaneWindow.over(_last(self.history.intervals, batches=64), histogram=False)

@@ -15,14 +15,14 @@ import contextlib
 import json
 import sys
 from collections import deque
-from functools import cached_property, partial
+from functools import partial
 from itertools import accumulate, islice, pairwise
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from headrace import _native
-from headrace.base.lifetime import Closing
+from headrace.base.lifetime import Closing, lazy
 from headrace.errors import HeadraceError, StoreError
 from headrace.order.windows import JoinedPlan, Pieces, plan_windows
 from headrace.plane.batch import mixture_of
@@ -122,16 +122,16 @@ class TokenBatch:
         """The token that follows each input, of shape (windows, length). A view of `tokens`."""
         return self.tokens[:, 1:]
 
-    @cached_property
+    @lazy
     def _pieces(self) -> Pieces:
         return self._pieces_of()
 
-    @cached_property
+    @lazy
     def documents(self) -> NDArray[np.int64]:
         """The document of each input, -1 for padding, of shape (windows, length)."""
         return self._spread(self._pieces.document, -1)[:, :-1]
 
-    @cached_property
+    @lazy
     def positions(self) -> NDArray[np.int32]:
         """Counted from 0 at the first token of a document in its window; int32 of shape (windows, length)."""
         begin = self._spread(self._pieces.place, -1).astype(np.int32)
@@ -142,7 +142,7 @@ class TokenBatch:
         ]
         return (np.arange(begin.shape[1], dtype=np.int32) - begin)[:, :-1]
 
-    @cached_property
+    @lazy
     def loss_mask(self) -> NDArray[np.bool_]:
         """Whether the target is of its input's document, and no padding; bool of shape (windows, length)."""
         documents = self._spread(self._pieces.document, -1)
@@ -150,7 +150,7 @@ class TokenBatch:
             (documents[:, 1:] == documents[:, :-1]) & (documents[:, 1:] >= 0), np.bool_
         )
 
-    @cached_property
+    @lazy
     def cu_seqlens(self) -> NDArray[np.int32]:
         """Where sequences begin in the flattened inputs, and where they end; int32 of shape (sequences + 1,).
 
