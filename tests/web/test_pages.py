@@ -94,6 +94,13 @@ def test_causes_are_words(browser, site):
     )
 
 
+def test_what_helps_shows_commands_as_code(browser, site):
+    for page, place in (("/starving", ".advice"), ("/job?id={job}", "#answer")):
+        show(browser, site, page)
+        until(lambda place=place: any(browser.texts(f"{place} code")))
+        assert not any("`" in text for text in browser.texts(place))
+
+
 @pytest.mark.parametrize("how", [{}, {"dark": True}, {"width": 390}],
                          ids=["light", "dark", "narrow"])  # fmt: skip
 @pytest.mark.parametrize("page", PAGES)

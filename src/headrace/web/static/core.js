@@ -13,6 +13,9 @@ export function h(tag, given = {}, ...children) {
   return element;
 }
 
+// A sentence whose commands stand between backticks, as text and code.
+export const marked = (text) => text.split(/`([^`]+)`/).map((part, i) => (i % 2 ? h("code", {}, part) : part));
+
 const NS = "http://www.w3.org/2000/svg";
 export function svg(tag, given = {}, ...children) {
   const element = document.createElementNS(NS, tag);

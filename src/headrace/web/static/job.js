@@ -1,5 +1,5 @@
 // A job over time: GPU use over waiting over bytes by tier, and its ranks.
-import { $, ask, behind, bytes, causeColour, causeName, causeText, clock, count, day, fill, h, hours, live, percent, rate, seconds, svg, table, trouble } from "./core.js";
+import { $, ask, behind, bytes, causeColour, causeName, causeText, clock, count, day, fill, h, hours, live, marked, percent, rate, seconds, svg, table, trouble } from "./core.js";
 import { drawn, keys, over } from "./charts.js";
 
 const id = new URLSearchParams(location.search).get("id");
@@ -29,7 +29,7 @@ function show() {
   const f = page.facts;
   $("title").textContent = `Job ${f.job_id} ${f.name}`;
   document.title = `Job ${f.job_id} - headrace`;
-  fill($("answer"), page.running ? "It runs. " : "It is over. ", f.hint ? `${f.hint[0].toUpperCase()}${f.hint.slice(1)}.` : "");
+  fill($("answer"), page.running ? "It runs. " : "It is over. ", f.hint ? marked(`${f.hint[0].toUpperCase()}${f.hint.slice(1)}.`) : "");
   if (!parts) build(); else parts.draw.forEach((again) => again());
   const lost = f.gpu_hours_lost, gpus = f.gpu_hours > 0, nodes = `${count(f.node_count)} node${f.node_count === 1 ? "" : "s"}`;
   fill(parts.figures, [[percent(page.running ? page.now ?? f.stall : f.stall), page.running ? "waits for data now" : "waited for data"], ...(gpus ? [[hours(lost), `of ${hours(f.gpu_hours)} GPU-hours lost`], [percent(f.gpu_use), "GPU use"], [count(f.gpus), `GPUs on ${nodes}`]] : [[hours(f.cpu_hours), `CPU-hours on ${nodes}`]]), [seconds(f.seconds), page.running ? "so far" : "in all"]].map(([b, s]) => h("li", {}, h("b", {}, b), h("span", {}, s))));

@@ -1,5 +1,5 @@
 // The leaderboard: jobs by GPU-hours lost.
-import { $, ask, causeColour, causeName, count, fill, filters, h, hours, live, options, percent, seconds, table, trouble } from "./core.js";
+import { $, ask, causeColour, causeName, count, fill, filters, h, hours, live, marked, options, percent, seconds, table, trouble } from "./core.js";
 
 const COLUMNS = [["job", "Job", "words"], ["user", "User", "words wide-only"], ["lost", "Lost GPU-h"], ["hours", "GPU-h", "wider-only"], ["stall", "Waits"], ["cause", "Cause", "words"], ["on", "On", "words wider-only"], [null, "What helps", "words wide-only"]];
 const WITHOUT_GPUS = [["job", "Job", "words"], ["user", "User", "words wide-only"], ["waited", "Waited"], ...COLUMNS.slice(4)];
@@ -42,7 +42,7 @@ function meter(share) { const i = h("i"); i.style.width = `${100 * share}%`; ret
 function row(job) {
   return h("tr", {}, h("th", { scope: "row" }, h("a", { href: `/job?id=${encodeURIComponent(job.job_id)}` }, `${job.job_id} ${job.name}`)), h("td", { class: "words wide-only" }, job.user),
     columns === COLUMNS ? [h("td", {}, h("strong", {}, hours(job.lost))), h("td", { class: "wider-only" }, hours(job.gpu_hours))] : h("td", {}, h("strong", {}, seconds(job.waited_s))), h("td", {}, meter(job.stall), h("span", { class: "share" }, `${job.measured ? "" : "~"}${percent(job.stall)}`)),
-    h("td", { class: "words fixed" }, job.cause && [h("i", { class: `swatch ${causeColour(job.cause)}` }), ` ${causeName(job.cause)}`]), h("td", { class: "words wider-only" }, job.on), h("td", { class: "words wide-only advice" }, job.hint));
+    h("td", { class: "words fixed" }, job.cause && [h("i", { class: `swatch ${causeColour(job.cause)}` }), ` ${causeName(job.cause)}`]), h("td", { class: "words wider-only" }, job.on), h("td", { class: "words wide-only advice" }, marked(job.hint)));
 }
 
 function groups(place, title, list, choose) {
@@ -51,7 +51,7 @@ function groups(place, title, list, choose) {
 
 function show(reply) {
   columns = reply.gpu_hours > 0 ? COLUMNS : WITHOUT_GPUS;
-  fill($("answer"), reply.answer[0].toUpperCase() + reply.answer.slice(1), `, in the last ${seconds(reply.until_s - reply.since_s)}.`);
+  fill($("answer"), marked(reply.answer[0].toUpperCase() + reply.answer.slice(1)), `, in the last ${seconds(reply.until_s - reply.since_s)}.`);
   const focused = document.activeElement?.dataset?.sort;
   fill($("jobs"), reply.jobs.length ? h("table", { class: "rank" }, h("caption", { class: "hidden" }, "Jobs that waited for data"), h("thead", {}, h("tr", {}, columns.map(head))), h("tbody", {}, reply.jobs.map(row))) : h("p", { class: "empty" }, "No job is as asked for."), reply.of > reply.jobs.length && limit < 200 && h("p", {}, h("button", { type: "button", onclick: () => { limit = limit < 100 ? 100 : 200; look(); } }, `Show more of ${count(reply.of)}`)));
   if (focused) $("jobs").querySelector(`[data-sort=${focused}]`)?.focus();
