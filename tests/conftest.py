@@ -42,6 +42,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Run the modules in a random order of this seed: none may rely on what another one left.",
     )  # fmt: skip
 
+# Browsers, clusters, guests and programs may be late once, on a machine whose load is not ours: such a test is tried
+# again, three in a run at most, and named in its summary. What tests samples is never tried twice.
+STARTED = frozenset({"cli", "cluster", "demo", "launchers", "peers", "posix", "telemetry", "web"})
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
@@ -64,6 +68,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         random.Random(seed).shuffle(modules)
         place = {module: at for at, module in enumerate(modules)}
         items.sort(key=lambda item: place[str(item.path)])
+    for item in items:
+        if item.path.relative_to(TESTS).parts[0] in STARTED:
+            item.add_marker(pytest.mark.flaky(reruns=1))
     if hasattr(config, "workerinput"):  # one of several processes, which take a module each
         _longest_first(items)
 
