@@ -42,8 +42,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Run the modules in a random order of this seed: none may rely on what another one left.",
     )  # fmt: skip
 
-# Browsers, clusters, guests and programs may be late once, on a machine whose load is not ours: such a test is tried
-# again, three in a run at most, and named in its summary. What tests samples is never tried twice.
+
+# Browsers, clusters, guests and programs may be late once, on a machine whose load is not ours: such a test is
+# tried again, three in a run at most, and named in its summary. What tests samples is never tried twice.
 STARTED = frozenset({"cli", "cluster", "demo", "launchers", "peers", "posix", "telemetry", "web"})
 
 

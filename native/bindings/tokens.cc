@@ -14,9 +14,9 @@
 #include "bindings/arrays.h"
 #include "bindings/choice.h"
 #include "bindings/gil.h"
-#include "core/assignment.h"
 #include "core/error.h"
-#include "core/tokens.h"
+#include "core/token_types.h"
+#include "core/token_windows.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -1,8 +1,9 @@
 // Orders: which sample comes when, as pure functions of (seed, epoch, position).
 //
 // What each order is for, and what it costs in randomness, says src/headrace/order; this is where
-// they are computed, for Python and for C. Sequences are promised: a run that stopped goes on with
-// a later version, so none of this may ever give other indices.
+// they are computed, for Python (which shuffles by `Permutation`, as `ShuffledOrder` does) and for
+// C. Sequences are promised: a run that stopped goes on with a later version, so none of this may
+// ever give other indices.
 #pragma once
 
 #include <cstdint>

@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "pixels/baseline.h"
+#include "pixels/baseline_jpeg.h"
 #include "pixels/jpeg_errors.h"
 #include "pixels/picture.h"
 

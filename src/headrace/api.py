@@ -19,7 +19,7 @@ from headrace.config import (
     trace_folder,
 )
 from headrace.control import PassEnded, Plane
-from headrace.control.limits import memory_policy
+from headrace.control.knob_limits import memory_policy
 from headrace.order import (
     Balanced,
     Blocked,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from headrace.config import ReaderOptions
-    from headrace.order.windows import JoinedPlan, Packing
+    from headrace.order.token_windows import JoinedPlan, Packing
     from headrace.plane.batch import OnError
     from headrace.plane.images import Images
     from headrace.plane.pipeline import AddStage
@@ -257,7 +257,7 @@ def loader(
         tune: let headrace turn the knobs: reads in flight and buffer bytes. Those given here or by
             HEADRACE_* are left alone. HEADRACE_TUNE=0 turns it off for all loaders.
         memory_bytes: what all buffers of this process may take; by default a part of what the job's
-            own limits leave, see `headrace.control.limits`. HEADRACE_MEMORY_BYTES likewise.
+            own limits leave, see `headrace.control.knob_limits`. HEADRACE_MEMORY_BYTES likewise.
         trace: folder that the run's steps are written to, by a thread of its own, for `headrace report` and
             `headrace verify-epoch`; the same for all ranks. HEADRACE_TRACE likewise.
         options: fields of `headrace.config.ReaderOptions` and `headrace.config.TierOptions`
@@ -410,7 +410,7 @@ def _order_of_windows(
     *, length: int, pack: Packing, seed: int, shuffle: bool,
 ) -> Order:  # fmt: skip
     """The order over windows: of one store, or of a mixture's sources in their proportions."""
-    from headrace.order.windows import Windows
+    from headrace.order.token_windows import Windows
 
     if mixture is None:
         return Windows(plan.windows, length, pack, seed=seed, shuffle=shuffle)

@@ -14,7 +14,7 @@ from headrace.control import controller
 from headrace.control.controller import Plane
 from headrace.control.explain import _stage, _stage_lines, _verdict_line, verdict
 from headrace.control.history import Knobs, PlaneHistory, PlaneInterval, PlaneWindow
-from headrace.control.limits import Bounds, Limits
+from headrace.control.knob_limits import Bounds, Limits
 from headrace.plane.stage import ConsumerStats, StageStats, latency_bucket, latency_percentile_s
 
 

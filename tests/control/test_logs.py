@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.control.history import Knobs, PlaneHistory, PlaneInterval
-from headrace.control.limits import Limits
+from headrace.control.knob_limits import Limits
 from headrace.control.tuner import propose
 from headrace.plane.stage import LATENCY_BUCKETS
 

@@ -18,7 +18,7 @@ from headrace.control.history import (
     WindowEvidence,
     batches_held,
 )
-from headrace.control.limits import Bounds, Limits
+from headrace.control.knob_limits import Bounds, Limits
 from headrace.control.tuner import Memory, propose
 from headrace.plane.stage import LATENCY_BUCKETS, latency_bucket
 

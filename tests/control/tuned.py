@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from control.plant import Consumer, Plant, Storage, steady_rate
 from headrace.control.history import Knobs, PlaneHistory, PlaneInterval
-from headrace.control.limits import Bounds, Limits
+from headrace.control.knob_limits import Bounds, Limits
 from headrace.control.tuner import KnobDecision, propose
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import headrace as hr
 from headrace import _native
 from headrace.errors import CorruptSample, OrderError, StateMismatch, StoreError
 from headrace.order import combine_hashes
-from headrace.order.windows import plan_windows
+from headrace.order.token_windows import plan_windows
 from headrace.plane import cache_writer
 
 LENGTH = 32

@@ -24,13 +24,13 @@ from inspect import ismethod
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.control.history import Knobs, PlaneHistory, PlaneInterval, PlaneReading, PlaneWindow
-from headrace.control.limits import read_limits
+from headrace.control.knob_limits import read_limits
 from headrace.plane.stage import KNOBS, LATENCY_BUCKETS, ConsumerStats, StageStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from headrace.control.limits import Limits
+    from headrace.control.knob_limits import Limits
     from headrace.control.publishing import Publisher
     from headrace.control.tuner import KnobDecision
     from headrace.plane.loader import Loader

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from headrace.control.history import Knobs, Need, PlaneHistory
-    from headrace.control.limits import Limits
+    from headrace.control.knob_limits import Limits
 
 BACKOFF_FIRST_S = 6.0
 BACKOFF_LAST_S = 96.0

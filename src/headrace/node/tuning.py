@@ -22,7 +22,7 @@ from headrace.base.causes import Cause
 from headrace.config import ReaderOptions
 from headrace.control.controller import Plane
 from headrace.control.history import STALL_BAD
-from headrace.control.limits import Bounds, Limits, read_limits
+from headrace.control.knob_limits import Bounds, Limits, read_limits
 from headrace.node.wire import Ahead
 from headrace.plane.stage import ConsumerStats
 

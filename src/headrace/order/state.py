@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import OrderError, StateMismatch
 from headrace.order.hash import MASK, combine_hashes
 from headrace.order.order import EPOCH_MAX, SEED_MAX, checked, unit_of, window_tokens_of
-from headrace.order.windows import Windows
+from headrace.order.token_windows import Windows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Tokens: reads windows of tokens out of the documents of a store, several batches at once.
 
 A batch of windows is small (64 kB for 8 x 2,048 tokens) and made of many pieces. So a few batches are planned
-and read together, a group: one call plans it (`order.windows`), one submits its pieces to the native reader,
-one copies them into rows of int32 or int64. Batches are views into these rows.
+and read together, a group: one call plans it (`order.token_windows`), one submits its pieces to the native
+reader, one copies them into rows of int32 or int64. Batches are views into these rows.
 
 A short document is read whole, and so compared with its checksum; of a longer one only the piece that a window
 needs is read, unchecked: a window of 4 kB must not cost a document of megabytes. Caches and limits know whole
@@ -24,7 +24,7 @@ import numpy as np
 from headrace import _native
 from headrace.base.lifetime import Closing, lazy
 from headrace.errors import HeadraceError, StoreError
-from headrace.order.windows import JoinedPlan, Pieces, plan_windows
+from headrace.order.token_windows import JoinedPlan, Pieces, plan_windows
 from headrace.plane.batch import mixture_of
 from headrace.plane.follow import FollowingLoader
 from headrace.plane.loader import Loader
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.order import Order
-    from headrace.order.windows import Packing
+    from headrace.order.token_windows import Packing
     from headrace.plane.loader import Span
     from headrace.plane.stage import BatchReads, PendingReads
     from headrace.store import Store

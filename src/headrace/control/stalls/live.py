@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.control.controller import EPOCH_LOG, wants_epochs
-from headrace.control.limits import READS_MAX
+from headrace.control.knob_limits import READS_MAX
 from headrace.control.stalls.verdict import Verdict, verdict_line, verdict_of
 from headrace.control.stalls.waits import Evidence
 from headrace.io.objects.location import shown

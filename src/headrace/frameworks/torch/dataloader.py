@@ -22,7 +22,7 @@ from torch.utils import data as torch_data
 
 from headrace.base.job import which_rank
 from headrace.config import trace_folder
-from headrace.control.limits import memory_policy
+from headrace.control.knob_limits import memory_policy
 from headrace.control.stalls.live import verdict_on
 from headrace.control.stalls.verdict import verdict_line
 from headrace.errors import RankError, StateMismatch

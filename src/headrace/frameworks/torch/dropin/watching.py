@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from torch.utils import data as torch_data
 
 from headrace.control import Plane
-from headrace.control.limits import Bounds, Limits, read_limits
+from headrace.control.knob_limits import Bounds, Limits, read_limits
 from headrace.io.replaced import real_open
 from headrace.plane.batch_trace import BatchTrace, read_record
 from headrace.plane.read_ahead import ReadAhead

@@ -1,4 +1,4 @@
-#include "core/assignment.h"
+#include "core/token_windows.h"
 
 #include <doctest/doctest.h>
 

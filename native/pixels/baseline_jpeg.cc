@@ -1,4 +1,4 @@
-#include "pixels/baseline.h"
+#include "pixels/baseline_jpeg.h"
 
 #if HEADRACE_HAVE_JPEG && defined(__x86_64__)
 

@@ -2,7 +2,7 @@
 // interval; what it cannot vouch for it leaves alone.
 #if HEADRACE_HAVE_JPEG && defined(__x86_64__)
 
-#include "pixels/baseline.h"
+#include "pixels/baseline_jpeg.h"
 
 #include <doctest/doctest.h>
 

@@ -1,4 +1,4 @@
-#include "core/tokens.h"
+#include "core/token_types.h"
 
 #include <cstring>
 #include <limits>

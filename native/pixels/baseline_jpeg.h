@@ -25,7 +25,7 @@ inline constexpr int kLook = 11;
 struct HuffmanTable {
   std::array<uint8_t, 17> counts{};
   std::array<uint8_t, 256> symbols{};
-  // See `entry` in baseline.cc.
+  // See `entry` in baseline_jpeg.cc.
   std::array<uint32_t, 1 << kLook> fast;
   std::array<uint16_t, 1 << kLook> skips;
   std::array<uint64_t, 1 << kLook> pairs;

@@ -5,7 +5,7 @@ import resource
 import pytest
 
 from headrace.control.history import Knobs
-from headrace.control.limits import BUFFER_BYTES_MAX, Bounds, Limits, read_limits
+from headrace.control.knob_limits import BUFFER_BYTES_MAX, Bounds, Limits, read_limits
 
 MIB = 1 << 20
 
