@@ -66,7 +66,7 @@ class _Asked:
         address = os.environ.get(PAGE_VARIABLE)
         try:
             if address:
-                self.slot = slot = RankSlot(address, local_rank(), attends=False)
+                self.slot = slot = RankSlot.open(address, local_rank())
                 _tell_failure(slot)
             elif which_rank().world_size > 1:
                 return  # nobody could make the ranks agree
@@ -108,7 +108,7 @@ def _tell_failure(slot: RankSlot) -> None:
     def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         lines = traceback.TracebackException(kind, error, None)
         lines.__notes__ = []  # they follow the exception's own line
-        slot.failed([*lines.format_exception_only()][-1].strip().partition("\n")[0])
+        slot.fail([*lines.format_exception_only()][-1].strip().partition("\n")[0])
         prints(kind, error, trace)
 
     sys.excepthook = tell
@@ -183,7 +183,7 @@ class Resumed:
         if slot and self.restored:
             loader = next(filter(_is_loader, self._parts.values()), None)
             at = {"epoch": 0, "position": 0} if loader is None else loader.state_dict()
-            slot.resumed(self.steps, int(at["epoch"]), int(at["position"]))
+            slot.resume(self.steps, int(at["epoch"]), int(at["position"]))
 
     def _load(self) -> None:
         try:
@@ -213,17 +213,16 @@ class Resumed:
             # Where this rank's loader stands, for the run's manifest.
             if slot and _is_loader(part):
                 state = part.state_dict()
-                slot.note(
-                    epoch=int(state["epoch"]), position=int(state["position"]),
-                    order_hash=int(state["order_hash"], 16), seed=int(state["seed"]), steps=self.steps,
-                )  # fmt: skip
+                slot.epoch, slot.position = int(state["epoch"]), int(state["position"])
+                slot.order_hash, slot.seed = int(state["order_hash"], 16), int(state["seed"])
+                slot.steps = self.steps
         stop = should_stop()
         if stop or (self._save_every is not None and self.steps % self._save_every == 0):
             self.save()
         if stop:
             checkpoint.wait()
             if slot:
-                slot.saved(self.steps)
+                slot.saved = self.steps
         return stop
 
     def save(self) -> None:

@@ -79,12 +79,18 @@ def test_ranks_in_lockstep_leave_together(  # noqa: C901
     assert left[0] is not None
 
 
+def attending(page: StopPage, local_rank: int) -> RankSlot:
+    slot = RankSlot.open(page.address, local_rank)
+    slot.attend()
+    return slot
+
+
 def test_ranks_of_a_page_stop_at_the_same_check():
     page = StopPage(3)
     stopped: dict[int, int] = {}
 
     def train(rank: int) -> None:
-        slot, checks = RankSlot(page.address, rank), 0
+        slot, checks = attending(page, rank), 0
         while True:
             barrier.wait(20)
             checks += 1
@@ -110,7 +116,7 @@ def test_ranks_of_a_page_stop_at_the_same_check():
 
 def test_ranks_go_on_when_nobody_is_to_leave():
     page = StopPage(1)
-    slot = RankSlot(page.address, 0)
+    slot = attending(page, 0)
     page.hold()
     threading.Timer(0.05, page.stop_at, [0]).start()
     assert slot.check() is False
@@ -120,13 +126,13 @@ def test_ranks_go_on_when_nobody_is_to_leave():
 
 def test_a_page_that_is_none_is_refused(tmp_path):
     with pytest.raises(LaunchError, match="cannot be opened"):
-        RankSlot(str(tmp_path / "none"), 0)
+        RankSlot.open(str(tmp_path / "none"), 0)
     (tmp_path / "other").write_bytes(b"x" * 200)
     with pytest.raises(LaunchError, match="no page of this version"):
-        RankSlot(str(tmp_path / "other"), 0)
+        RankSlot.open(str(tmp_path / "other"), 0)
     page = StopPage(2)
     with pytest.raises(LaunchError, match="is for 2 ranks on this node, this is local rank 2"):
-        RankSlot(page.address, 2)
+        RankSlot.open(page.address, 2)
     page.close()
 
 
@@ -134,24 +140,24 @@ def test_the_rank_that_made_the_others_fail_is_named():
     """Whoever loses a peer says so at once, before anybody has seen the peer's end."""
     nodes = [NodeState(name, index) for index, name in enumerate("abc")]
     pages = [StopPage(2) for _ in nodes]
-    slots = [RankSlot(page.address, local) for page in pages[:2] for local in range(2)]
+    slots = [attending(page, local) for page in pages[:2] for local in range(2)]
 
     def cause() -> RankFailure | None:
         for node, page in zip(nodes, pages, strict=True):
             node.notes = page.notes()
         return RankFailure.among(nodes)
 
-    slots[3].failed("OSError: seen by nobody yet")
+    slots[3].fail("OSError: seen by nobody yet")
     assert cause() is None
-    pages[0].ended(0, 1)
+    pages[0].slots[0].end(1)
     nodes[0].codes = {"0": 1}
-    slots[0].failed("ConnectionError: closed by peer")
+    slots[0].fail("ConnectionError: closed by peer")
     assert cause() == ("rank 3 (node b) ended with status 1: OSError: seen by nobody yet", 1)
-    pages[2].ended(1, 1)  # by an exception that its script has told nobody
+    pages[2].slots[1].end(1)  # by an exception that its script has told nobody
     assert cause().what.startswith("rank 3 ")
-    pages[0].ended(1, -signal.SIGTERM)  # torchrun ends the others
+    pages[0].slots[1].end(-signal.SIGTERM)  # torchrun ends the others
     assert cause().code == 1
-    pages[2].ended(0, -signal.SIGKILL)
+    pages[2].slots[0].end(-signal.SIGKILL)
     assert cause() == ("rank 4 (node c) was ended by SIGKILL", 137)
     for page in pages:
         page.close()
@@ -187,7 +193,7 @@ def test_what_is_noted_on_an_exception_is_not_taken_for_it():
 )
 def test_an_exceptions_text_is_cut_between_characters_and_moves_no_cursor(text, read):
     page = StopPage(1)
-    RankSlot(page.address, 0).failed(text)
+    attending(page, 0).fail(text)
     assert page.notes()[0].error == read
     page.close()
 
@@ -196,13 +202,13 @@ def test_who_sees_that_a_rank_resumed_sees_where_its_loader_stood():
     page, seen = StopPage(1), []
 
     class Watched(RankSlot):
-        def _write(self, first, *values):
-            super()._write(first, *values)
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value)
             seen.append(page.notes()[0])
 
-    Watched(page.address, 0).resumed(12, 1, 96)
+    Watched.open(page.address, 0).resume(12, 1, 96)
     assert {note.resumed_position for note in seen if note.resumed} == {96}
-    assert [note.resumed for note in seen] == [0, 12]
+    assert seen[-1].resumed == 12
     page.close()
 
 
@@ -236,14 +242,14 @@ def test_what_resuming_raises_is_told_and_who_loads_is_not_waited_for(tmp_path):
 def test_a_cancelled_job_goes_on_from_what_all_of_its_ranks_have_saved(ends, how):
     node, page = NodeState("a", 0), StopPage(len(ends.split()))
     for local, end in enumerate(ends.split()):
-        slot = RankSlot(page.address, local)
+        slot = attending(page, local)
         if end in {"saves", "leaves"}:
             page.hold()
             page.stop_at(1)
             assert slot.check()
         if end == "saves":
-            slot.saved(21)
-        page.ended(local, end == "fails")
+            slot.saved = 21
+        page.slots[local].end(end == "fails")
     node.notes = page.notes()
     report = LaunchReport(job="7")
     judge(report, [node], None, StopAgreement(TERM, 0.0))
@@ -302,7 +308,7 @@ def test_ranks_go_on_where_it_cannot_be_written_that_they_resumed():
 
     launch = Launch.of(JobPlace.here(), LaunchOptions(framework="plain"), ["train.sh"])
     conductor, node, page = Conductor(launch, resumed=full), NodeState("a", 0), StopPage(1)
-    RankSlot(page.address, 0).resumed(12, 1, 96)
+    attending(page, 0).resume(12, 1, 96)
     node.notes = page.notes()
     beats = [(node, {"kind": "beat", "notes": node.notes})] * 2
     conductor.nodes = SimpleNamespace(all=[node], receive=lambda _: beats)

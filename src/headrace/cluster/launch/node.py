@@ -247,7 +247,7 @@ class Supervisor:
                 number = self._ranks.pop(pid)
                 self._ended[number] = code
                 if self._one_each:  # else they are torchrun's or mpirun's
-                    self._page.ended(number, code)
+                    self._page.slots[number].end(code)
                 self._say_rank_ends()
 
     def _say_rank_ends(self) -> None:

@@ -40,9 +40,9 @@ def torchrun() -> None:
         sys.exit(128 + e.sigval)
     except ChildFailedError as e:
         first = e.get_first_failure()[1]  # torchrun has ended the others
-        slot = RankSlot(os.environ[PAGE_VARIABLE], first.local_rank, attends=False)
+        slot = RankSlot.open(os.environ[PAGE_VARIABLE], first.local_rank)
         # 75 is for a launch that has saved and left: it asks for a new start.
-        slot.ended(1 if first.exitcode == os.EX_TEMPFAIL else first.exitcode)
+        slot.end(1 if first.exitcode == os.EX_TEMPFAIL else first.exitcode)
         sys.exit(1)
 
 

@@ -1,10 +1,8 @@
 """StopPage: by which the ranks of a node say how far they are, and learn where to stop together.
 
 Shared memory without a name (memfd) that the node's supervisor makes and its ranks map, so that a look at
-it costs a rank a microsecond per step. All values are aligned 64-bit words, written whole:
-
-    header   MAGIC, version, ranks, hold, stop_at
-    slot     one for each local rank: the numbers of `RankNote`, the text's length, and the text
+it costs a rank a microsecond per step: `_Header`, and a `RankSlot` for each local rank. All numbers are aligned
+64-bit words, written whole.
 
 Ranks that train together must leave together: one that stops a step earlier than the others leaves them
 waiting in a collective for ever. So:
@@ -20,10 +18,10 @@ node's side of it: a state machine that is given the nodes' counts and the time.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import signal
-import struct
 import time
 from dataclasses import dataclass
 from enum import StrEnum
@@ -39,20 +37,14 @@ SETTLE_S = 0.05
 """Between `hold` and looking at the counts: any write before a look is seen long before."""
 
 _MAGIC = 0x45474150_4C525248  # "HRRLPAGE"
-_VERSION = 2
-_HEADER_WORDS = 8
-_SLOT_WORDS = 40
-_RANKS_MAX = 4096
+_VERSION = 3
 _WAIT_S = 60.0
 _POLL_S = 0.002
-_HOLD, _STOP_AT = 3, 4
-_ARRIVING, _LEAVING, _PID, _EPOCH = range(4)
-_SAVED, _RESUMED, _CODE, _FAILED, _TEXT = 8, 9, 12, 13, 15
-_TEXT_BYTES = 8 * (_SLOT_WORDS - _TEXT)
+_TEXT_BYTES = 200
 
 
 class RankNote(NamedTuple):
-    """A slot: what a rank, or torchrun for it, has said.
+    """A copy of what a rank has said.
 
     Attributes:
         checks: how often it asked whether to stop.
@@ -90,70 +82,29 @@ class RankNote(NamedTuple):
         return self.pid != 0
 
 
-class StopPage:
-    """The supervisor's end, for so many ranks of its node."""
+class _Header(ctypes.Structure):
+    """`hold`: whether ranks wait at their next check; `stop_at`: the check at which all leave, once known."""
 
-    def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
-        nbytes = 8 * (_HEADER_WORDS + _SLOT_WORDS * ranks)
-        self.fd = os.memfd_create("headrace-launch", os.MFD_CLOEXEC)
-        os.ftruncate(self.fd, nbytes)
-        self._memory = mmap.mmap(self.fd, nbytes)
-        self._words = memoryview(self._memory).cast("Q")
-        self._words[1], self._words[2] = _VERSION, ranks
-        self._words[0] = _MAGIC
-
-    @property
-    def address(self) -> str:
-        """Opens it, from any process of this user on this node."""
-        return f"/proc/{os.getpid()}/fd/{self.fd}"
-
-    def hold(self) -> None:
-        """From now on ranks wait at their next check."""
-        self._words[_HOLD] = 1
-
-    def furthest(self) -> int:
-        """The largest check at which a rank has arrived; look SETTLE_S after `hold`. -1: none takes part."""
-        return max((note.checks for note in self.notes() if note.attends), default=-1)
-
-    def stop_at(self, check: int) -> None:
-        """All leave at this check; 0 lets them all go on."""
-        if check == 0:
-            self._words[_HOLD] = 0
-        self._words[_STOP_AT] = check
-
-    def notes(self) -> list[RankNote]:
-        """What each rank has written."""
-        notes = []
-        for at in range(_HEADER_WORDS, len(self._words), _SLOT_WORDS):
-            *numbers, length = self._words[at : at + _TEXT].tolist()
-            begin = 8 * (at + _TEXT)
-            text = self._memory[begin : begin + min(length, _TEXT_BYTES)]
-            notes.append(RankNote._make([*numbers, text.decode(errors="replace")]))
-        return notes
-
-    def ended(self, local_rank: int, status: int) -> None:
-        """Notes how a rank ended, where nobody who knows better has done so."""
-        _note_end(self._words, _HEADER_WORDS + _SLOT_WORDS * local_rank, status)
-
-    def close(self) -> None:
-        """Gives the memory back; ranks that have mapped it keep it."""
-        if self.fd >= 0:
-            self._words.release()
-            self._memory.close()
-            os.close(self.fd)
-            self.fd = -1
+    _fields_ = tuple(
+        (name, ctypes.c_uint64) for name in ("magic", "version", "ranks", "hold", "stop_at")
+    )
 
 
-def _note_end(words: memoryview, at: int, status: int) -> None:
-    words[at + _CODE] = words[at + _CODE] or (status if status >= 0 else 128 - status)
-    words[at + _FAILED] = words[at + _FAILED] or (time.time_ns() if status else 0)
+class RankSlot(ctypes.Structure):
+    """What one rank says, as a `RankNote` in the page's memory; the rank writes it, or torchrun for it."""
 
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in RankNote._fields[:-1]),
+        ("error", ctypes.c_char * _TEXT_BYTES),
+    )
+    header: _Header
+    code: int
+    failed_ns: int
+    _asked = 0
 
-class RankSlot:
-    """A rank's end; torchrun has one, too, for each of its ranks (`attends` is False)."""
-
-    def __init__(self, address: str, local_rank: int, *, attends: bool = True) -> None:
+    @classmethod
+    def open(cls, address: str, local_rank: int) -> RankSlot:
+        """The slot of this rank in the page that `PAGE_VARIABLE` names."""
         try:
             fd = os.open(address, os.O_RDWR | os.O_CLOEXEC)
         except OSError as e:
@@ -162,78 +113,113 @@ class RankSlot:
                 next_step="The launcher that started this process is gone, or another user's.",
             ) from e
         try:
-            size, header = os.fstat(fd).st_size, os.pread(fd, 24, 0)
-            if len(header) < 24 or struct.unpack("=QQ", header[:16]) != (_MAGIC, _VERSION):
+            size, data = os.fstat(fd).st_size, os.pread(fd, ctypes.sizeof(_Header), 0)
+            header = _Header.from_buffer_copy(data.ljust(ctypes.sizeof(_Header), b"\0"))
+            if (header.magic, header.version) != (_MAGIC, _VERSION):
                 raise LaunchError(
                     f"{PAGE_VARIABLE} is {address!r}, which is no page of this version of headrace.",
                     next_step="Use the same headrace for `headrace launch` and in the script.",
                 )
-            (ranks,) = struct.unpack("=Q", header[16:])
-            expected = 8 * (_HEADER_WORDS + _SLOT_WORDS * min(ranks, _RANKS_MAX))
-            if not 0 <= local_rank < ranks or size != expected:
+            if local_rank not in range(header.ranks) or size != _page_bytes(header.ranks):
                 raise LaunchError(
-                    f"{PAGE_VARIABLE} is for {ranks} ranks on this node, this is local rank {local_rank}."
+                    f"{PAGE_VARIABLE} is for {header.ranks} ranks on this node, this is local rank "
+                    f"{local_rank}."
                 )
-            self._memory = mmap.mmap(fd, size)
+            memory = mmap.mmap(fd, size)
         finally:
             os.close(fd)
-        self._words = memoryview(self._memory).cast("Q")
-        self._at = _HEADER_WORDS + _SLOT_WORDS * local_rank
-        self._checks = 0
-        if attends:
-            self.attend()
+        slot = cls.from_buffer(memory, _page_bytes(local_rank))
+        slot.header = _Header.from_buffer(memory)
+        return slot
 
     def attend(self) -> None:
         """Says that this process takes part, and is waited for."""
-        self._words[self._at + _PID] = os.getpid()
+        self.pid = os.getpid()
 
     def check(self) -> bool:
         """Whether to leave now; True on every rank of the job at the same check."""
-        words = self._words
-        self._checks += 1
-        words[self._at + _ARRIVING] = self._checks
-        if not words[_HOLD]:
+        header = self.header
+        # Counted here: a program that the rank runs may ask, too, and is no rank.
+        self._asked += 1
+        self.checks = self._asked
+        if not header.hold:
             return False
         until_s = time.monotonic() + _WAIT_S
-        while (stop_at := words[_STOP_AT]) == 0:
+        while (stop_at := header.stop_at) == 0:
             # Nobody decides any more: the launcher is gone, and will end us, if it can.
-            if not words[_HOLD] or time.monotonic() > until_s:
+            if not header.hold or time.monotonic() > until_s:
                 return False
             time.sleep(_POLL_S)
-        if self._checks < stop_at:
+        if self._asked < stop_at:
             return False
-        words[self._at + _LEAVING] = 1
+        self.leaving = 1
         return True
 
-    def note(self, *, epoch: int, position: int, order_hash: int, seed: int, steps: int) -> None:
-        """Says where the loader stands, for the run's manifest."""
-        values = (epoch, position, order_hash, seed, steps)
-        self._write(_EPOCH, *values)
-
-    def saved(self, steps: int) -> None:
-        """Says that what was saved after this step is whole on the disk."""
-        self._write(_SAVED, steps)
-
-    def resumed(self, steps: int, epoch: int, position: int) -> None:
+    def resume(self, steps: int, epoch: int, position: int) -> None:
         """Says from where the rank goes on."""
-        self._write(_RESUMED + 1, epoch, position)
-        self._write(_RESUMED, steps)  # who sees it may read all
+        self.resumed_epoch, self.resumed_position = epoch, position
+        self.resumed = steps  # who sees it may read all
 
-    def ended(self, status: int) -> None:
-        """Says for a rank how it ended; negative: by this signal."""
-        _note_end(self._words, self._at, status)
-
-    def failed(self, text: str) -> None:
+    def fail(self, text: str) -> None:
         """Says by which exception the rank ends."""
         shown = printable(text.encode(errors="replace").decode()).encode()[:_TEXT_BYTES]
-        data = shown.decode(errors="ignore").encode()  # to the last whole character
-        begin = 8 * (self._at + _TEXT)
-        self._memory[begin : begin + len(data)] = data
-        self._write(_FAILED, time.time_ns(), len(data))
+        self.error = shown.decode(errors="ignore").encode()  # to the last whole character
+        self.failed_ns = time.time_ns()
 
-    def _write(self, first: int, *values: int) -> None:
-        for at, value in enumerate(values, self._at + first):
-            self._words[at] = value
+    def end(self, status: int) -> None:
+        """Says how the rank ended (negative: by this signal), where nobody who knows better has done so."""
+        self.code = self.code or (status if status >= 0 else 128 - status)
+        self.failed_ns = self.failed_ns or (time.time_ns() if status else 0)
+
+
+def _page_bytes(ranks: int) -> int:
+    return ctypes.sizeof(_Header) + ctypes.sizeof(RankSlot) * ranks
+
+
+class StopPage:
+    """The supervisor's end, with `slots` for so many ranks of its node."""
+
+    def __init__(self, ranks: int) -> None:
+        self.fd = os.memfd_create("headrace-launch", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, _page_bytes(ranks))
+        memory = mmap.mmap(self.fd, _page_bytes(ranks))
+        self._header = _Header.from_buffer(memory)
+        self.slots = (RankSlot * ranks).from_buffer(memory, ctypes.sizeof(_Header))
+        self._header.version, self._header.ranks = _VERSION, ranks
+        self._header.magic = _MAGIC
+
+    @property
+    def address(self) -> str:
+        """Opens it, from any process of this user on this node."""
+        return f"/proc/{os.getpid()}/fd/{self.fd}"
+
+    def hold(self) -> None:
+        """From now on ranks wait at their next check."""
+        self._header.hold = 1
+
+    def furthest(self) -> int:
+        """The largest check at which a rank has arrived; look SETTLE_S after `hold`. -1: none takes part."""
+        return max((note.checks for note in self.notes() if note.attends), default=-1)
+
+    def stop_at(self, check: int) -> None:
+        """All leave at this check; 0 lets them all go on."""
+        if check == 0:
+            self._header.hold = 0
+        self._header.stop_at = check
+
+    def notes(self) -> list[RankNote]:
+        """What each rank has written."""
+        rows = [[getattr(slot, name) for name in RankNote._fields] for slot in self.slots]
+        return [
+            RankNote._make([*numbers, text.decode(errors="replace")]) for *numbers, text in rows
+        ]
+
+    def close(self) -> None:
+        """Gives the memory back; ranks that have mapped it keep it."""
+        if self.fd >= 0:
+            del self._header, self.slots
+            os.close(self.fd)
+            self.fd = -1
 
 
 # -- the agreement -------------------------------------------------------------------------------------
