@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from types import SimpleNamespace
 
 import pytest
 
 from headrace.cluster.launch import nodes
-from headrace.cluster.launch.nodes import NodeStarts
+from headrace.cluster.launch.nodes import NodeSpec, NodeStarts
 from headrace.cluster.launch.place import JobPlace
 from headrace.cluster.launch.plan import (
+    Launch,
     LaunchOptions,
     LaunchPlan,
     NodeFacts,
@@ -170,8 +170,11 @@ def test_in_a_step_the_jobs_name_is_told_beside_the_steps(monkeypatch):
     )
     monkeypatch.setattr(nodes.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setenv("SLURM_JOB_NAME", "train")
-    spec = SimpleNamespace(nodes=("a", "b"), to_json=lambda: "{}")
-    NodeStarts(JobPlace(scheduler="slurm", job_id="1", nodes=("a", "b"), name="train"), spec)
+    of_two = JobPlace(scheduler="slurm", job_id="1", nodes=("a", "b"), name="train")
+    launch = Launch.of(of_two, LaunchOptions(stop_before_s=60.5), ["train.py"])
+    spec = NodeSpec(addresses=("a",), port=1, token="t", launch=launch, variables={"A": "b"})
+    assert NodeSpec.parse(spec.to_json()) == spec
+    NodeStarts(spec)
     [(command, environment)] = started
     assert "--job-name=headrace-launch" in command
     assert environment["HEADRACE_JOB_NAME"] == "train"

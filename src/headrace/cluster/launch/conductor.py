@@ -22,7 +22,7 @@ import headrace
 from headrace.cluster.launch.folders import MeetFolder
 from headrace.cluster.launch.nodes import LaunchNodes, NodeSpec, NodeStarts
 from headrace.cluster.launch.place import REQUEUE_EXIT, job_key
-from headrace.cluster.launch.plan import commands_for, program_of, settings_for
+from headrace.cluster.launch.plan import settings_for
 from headrace.cluster.launch.stop_page import StopAgreement, StopPhase, StopReason
 from headrace.cluster.manifest import LaunchReport, RankFailure, add_notes, judge, resumed_at
 from headrace.cluster.processes import adopt_orphans, end_descendants
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from headrace.cluster.launch.nodes import Message, NodeState
     from headrace.cluster.launch.place import JobPlace
-    from headrace.cluster.launch.plan import Launch, LaunchOptions
+    from headrace.cluster.launch.plan import Launch
 
 
 _TICK_S = 0.05
@@ -79,20 +79,20 @@ class Conductor:
         self, launch: Launch, say: Callable[[str], object] = len, *, restarts: int = 0,
         resumed: Callable[[str], object] = len,
     ) -> None:  # fmt: skip
-        self.place, self.options, self.plan, words = launch
+        self._launch = launch
+        self.place, self.options, self.plan, _ = launch
         self.survivors: JobPlace | None = None
         self.report = LaunchReport(
             job=self.place.job_id, restarts=self.place.restarts, nodes=self.plan.nodes,
             ranks=self.plan.ranks,
         )  # fmt: skip
-        self._program = program_of(words)
         self._say, self._say_resumed = say, resumed
         self._token = secrets.token_hex(16)
         # An array's task by the number that Slurm counts with, as everybody else in the job knows it.
         is_slurm = self.place.scheduler == "slurm"
         number = os.environ.get("SLURM_JOB_ID") if is_slurm else self.place.job_id
         self.job, starts = number or self._token[:12], str(self.place.restarts + restarts)
-        self._common = {"HEADRACE_JOB_ID": self.job, "HEADRACE_RESTARTS": starts}
+        self._variables = {"HEADRACE_JOB_ID": self.job, "HEADRACE_RESTARTS": starts}
         self._signals: list[int] = []
         self._agreement: StopAgreement | None = None
         self._failure: RankFailure | None = None
@@ -116,7 +116,7 @@ class Conductor:
                 self._open(parts)
                 try:
                     self._gather()
-                    self._start_helpers()
+                    self.nodes.send("helpers")
                     self._wait_for_stage(began_s)
                     self._start_ranks()
                     self._watch()
@@ -149,21 +149,21 @@ class Conductor:
             self._remark(f"removed what a killed launch had left: {folder}")
         self._meeting = Meeting(meet.meeting)
         if options.stage:
-            self._common["HEADRACE_JOB_FOLDER"] = str(meet.meeting)
-            self._common["HEADRACE_STORE"] = "headrace://job"
+            self._variables["HEADRACE_JOB_FOLDER"] = str(meet.meeting)
+            self._variables["HEADRACE_STORE"] = "headrace://job"
         listen = address if is_here else ""
         key = job_key() if place.scheduler == "kubernetes" and len(plan.nodes) > 1 else ""
         nodes = LaunchNodes(plan.nodes, listen, self._token, options.silence_s, key)
         self.nodes = parts.enter_context(contextlib.closing(nodes))
+        # The nodes may stand in other folders.
+        sources = tuple(s if "://" in s else str(Path(s).absolute()) for s in options.stage)
         spec = NodeSpec(
-            addresses=(address,) if is_here else (address, socket.gethostname()),
-            port=nodes.port, token=self._token, nodes=plan.nodes,
-            job=place.job_id or f"pid{os.getpid()}", ranks=plan.ranks_per_node,
-            gpus=plan.gpus_per_node, local=options.local, connect_s=options.connect_s,
-            silence_s=options.silence_s,
+            addresses=(address,) if is_here else (address, socket.gethostname()), port=nodes.port,
+            token=self._token, launch=self._launch._replace(options=replace(options, stage=sources)),
+            variables=self._variables,
         )  # fmt: skip
         nodes.invitation = spec.to_json()
-        self._starts = parts.enter_context(contextlib.closing(NodeStarts(place, spec)))
+        self._starts = parts.enter_context(contextlib.closing(NodeStarts(spec)))
 
     def _remark(self, text: str) -> None:
         self.report.remarks.append(text)
@@ -275,27 +275,11 @@ class Conductor:
 
     # -- the ranks --------------------------------------------------------------------------------
 
-    def _start_helpers(self) -> None:
-        for node in self.nodes.all:
-            environment = self._common | _helper_variables(node)
-            del environment["HEADRACE_JOB_LOCAL"]
-            count, folder = len(self.nodes.all), self._meeting.folder
-            for name, command in _helper_commands(self.options, folder, node, count).items():
-                node.send("helper", name=name, command=command, environment=environment)
-
     def _start_ranks(self) -> None:
-        interface, framework = self.nodes.all[0].hello.get("interface"), self.options.framework
-        chosen = settings_for(self.plan, framework, interface, os.environ)
-        common = self._common | {s.name: s.value for s in chosen if not s.kept}
-        facts = [node.facts for node in self.nodes.all]
-        # mpirun starts ranks on other nodes, whose pages they could not open.
-        page = framework != "mpi" or len(facts) == 1
-        for node in self.nodes.all:
-            mine = commands_for(framework, node.index, self.plan, facts, self._program, common)
-            node.send(
-                "ranks", commands=mine.commands, environments=mine.environments,
-                common=common | _helper_variables(node), page=page,
-            )  # fmt: skip
+        first, framework = self.nodes.all[0].hello, self.options.framework
+        chosen = settings_for(self.plan, framework, first.get("interface"), os.environ)
+        settings = {s.name: s.value for s in chosen if not s.kept}
+        self.nodes.send("ranks", facts=[node.facts for node in self.nodes.all], settings=settings)
         left_s = self.place.left_s()
         if left_s is not None:
             # A job too short for that is asked when half of its time is left.
@@ -489,41 +473,11 @@ def clock_remarks(skews_s: dict[str, float]) -> list[str]:
 
 # -- helpers -------------------------------------------------------------------------------------------
 
-_HEADRACE = (sys.executable, "-c", "from headrace.cli import main; main()")
 _WITHOUT = {
     "stage": "its samples are read from a replica or from the source",
     "node": "loaders read directly",
     "agent": "its figures are missing in the report",
 }
-
-
-def _helper_commands(
-    options: LaunchOptions, meeting: Path, node: NodeState, nodes: int
-) -> dict[str, list[str]]:
-    """What a node starts before its ranks, by name; `meeting` is where its nodes meet to stage."""
-    commands = {}
-    if options.stage:
-        sources = [s if "://" in s else str(Path(s).absolute()) for s in options.stage]
-        commands["stage"] = [
-            *_HEADRACE, "stage", *sources, "--quiet",
-            "--meet", str(meeting), "--local", str(Path(node.hello["folder"], "local")),
-            "--nodes", str(nodes), "--node-rank", str(node.index),
-            "--replicas", str(min(options.replicas, nodes)), "--wait", f"{options.stage_s:g}",
-        ]  # fmt: skip
-    if options.daemon and node.hello["socket_fits"]:
-        commands["node"] = [*_HEADRACE, "node", "start", "--foreground"]
-    if options.agent:
-        commands["agent"] = [*_HEADRACE, "agent"]
-    return commands
-
-
-def _helper_variables(node: NodeState) -> dict[str, str]:
-    """By which the processes of a node find its helpers."""
-    folder = Path(node.hello["folder"])
-    return {
-        "HEADRACE_RUNTIME_DIR": str(folder / "run"), "HEADRACE_JOB_LOCAL": str(folder / "local"),
-        "HEADRACE_NODE": node.name,
-    }  # fmt: skip
 
 
 def _helper_end(node: NodeState, message: Message, *, is_needed: bool) -> str:

@@ -32,6 +32,7 @@ from headrace.base.peers import interfaces
 from headrace.cluster.launch.folders import GpuClaim, NodeFolder, local_folder, sweep
 from headrace.cluster.launch.nodes import BEAT_S, MARK_VARIABLE, SPEC_VARIABLE, NodeSpec, connect
 from headrace.cluster.launch.place import GPU_VARIABLES, visible_gpus
+from headrace.cluster.launch.plan import NodeFacts, commands_for, helper_commands, program_of
 from headrace.cluster.launch.stop_page import PAGE_VARIABLE, SETTLE_S, StopPage
 from headrace.cluster.manifest import hardware
 from headrace.cluster.processes import (
@@ -99,15 +100,16 @@ class Supervisor:
     ) -> None:
         self.guard_gone = False
         self._spec, self._index, self._folder, self._left = spec, index, folder, left
+        self._name = spec.nodes[index]
         self._signals: list[int] = []
         self._connection: NodeConnection
-        self._page = StopPage(spec.ranks)
+        self._page = StopPage(spec.launch.plan.ranks_per_node)
         self._gpus: dict[str, str] = {}
         self._helpers: dict[int, str] = {}
         self._ranks: dict[int, int] = {}
         self._ended: dict[int, int] = {}
         self._one_each = False
-        self._resumed = [0] * spec.ranks
+        self._resumed = [0] * spec.launch.plan.ranks_per_node
         self._beat_s = 0.0
         self._held_s = float("inf")
         self._over = False
@@ -120,11 +122,10 @@ class Supervisor:
 
     def run(self) -> int:
         """Until the first node says that it is over, or is lost; the exit status."""
-        name = self._spec.nodes[self._index]
         connection = connect(self._spec)
         if connection is None:
             sys.stderr.write(
-                f"headrace launch: node {name}: the first node does not answer at "
+                f"headrace launch: node {self._name}: the first node does not answer at "
                 f"{' or '.join(self._spec.addresses)}, port {self._spec.port}.\n"
             )
             return 3
@@ -132,7 +133,7 @@ class Supervisor:
         with contextlib.ExitStack() as parts:
             parts.enter_context(contextlib.closing(connection))
             parts.enter_context(contextlib.closing(self._page))
-            self._greet(name, parts)
+            self._greet(parts)
             parts.callback(end_descendants, 1.0)
             while not self._over:
                 select.select([connection], [], [], _TICK_S)
@@ -150,7 +151,7 @@ class Supervisor:
                     self._end_ranks(_ALONE_S)
                     self._end()
                     if not self.guard_gone:
-                        sys.stderr.write(f"headrace launch: node {name}: {why}.\n")
+                        sys.stderr.write(f"headrace launch: node {self._name}: {why}.\n")
                     return 3
         return 0
 
@@ -160,19 +161,21 @@ class Supervisor:
             return "the guard was killed"
         if self._connection.gone:
             return f"the first node is lost: {self._connection.gone}"
-        if self._connection.silent_s > self._spec.silence_s:
-            return f"the first node has said nothing for {self._spec.silence_s:g} s"
+        silence_s = self._spec.launch.options.silence_s
+        if self._connection.silent_s > silence_s:
+            return f"the first node has said nothing for {silence_s:g} s"
         return ""
 
-    def _greet(self, name: str, parts: contextlib.ExitStack) -> None:
-        spec, connection = self._spec, self._connection
+    def _greet(self, parts: contextlib.ExitStack) -> None:
+        spec, connection, plan = self._spec, self._connection, self._spec.launch.plan
         variable, there = visible_gpus(os.environ) or (GPU_VARIABLES[0], ())
-        there = there or tuple(map(str, range(spec.gpus)))
+        there = there or tuple(map(str, range(plan.gpus_per_node)))
         try:
-            local = local_folder(spec.local, os.environ)
-            claim = GpuClaim(local, f"{spec.job}-{name}", spec.gpus, there)
+            local = local_folder(spec.launch.options.local, os.environ)
+            owner = f"{spec.variables['HEADRACE_JOB_ID']}-{self._name}"
+            claim = GpuClaim(local, owner, plan.gpus_per_node, there)
             parts.enter_context(contextlib.closing(claim))
-            ports = free_ports(spec.ranks + 1)
+            ports = free_ports(plan.ranks_per_node + 1)
         except (LaunchError, OSError) as e:
             self._connection.send(
                 "hello", token=spec.token, node=self._index, failure=str(getattr(e, "message", e)),
@@ -184,8 +187,7 @@ class Supervisor:
         connection.send(
             "hello", token=spec.token, node=self._index, address=connection.own_address, ports=ports,
             interface=interface_of(connection.own_address), version=headrace.__version__,
-            clock_s=time.time(), folder=str(self._folder.path), left=self._left,
-            socket_fits=self._folder.socket_fits, hardware=hardware(),
+            clock_s=time.time(), left=self._left, hardware=hardware(),
         )  # fmt: skip
 
     def _beat(self) -> None:
@@ -201,12 +203,11 @@ class Supervisor:
 
     def _do(self, message: Message) -> None:
         match message["kind"]:
-            case "helper":
-                with self._folder.log(message["name"]).open("ab") as log:
-                    pid = _start(message["command"], message["environment"], log.fileno())
-                self._helpers[pid] = message["name"]
+            case "helpers":
+                self._start_helpers()
             case "ranks":
-                self._start_ranks(message)
+                facts = [NodeFacts(*each) for each in message["facts"]]
+                self._start_ranks(facts, message["settings"])
             case "hold":
                 self._page.hold()
                 self._held_s = time.monotonic() + SETTLE_S
@@ -222,12 +223,33 @@ class Supervisor:
             case "end":
                 self._end(stage_knows=message["stage_knows"])
 
-    def _start_ranks(self, message: Message) -> None:
-        common = message["common"] | self._gpus
-        if message["page"]:
+    def _variables(self) -> dict[str, str]:
+        """Of all processes of this node: by which they find each other."""
+        own = {"HEADRACE_RUNTIME_DIR": str(self._folder.path / "run"), "HEADRACE_NODE": self._name}
+        return self._spec.variables | own
+
+    def _start_helpers(self) -> None:
+        folder, meeting = self._folder, self._spec.variables.get("HEADRACE_JOB_FOLDER", "")
+        commands = helper_commands(
+            self._spec.launch, self._index, meeting, folder.path, socket_fits=folder.socket_fits
+        )
+        for name, command in commands.items():
+            with folder.log(name).open("ab") as log:
+                self._helpers[_start(command, self._variables(), log.fileno())] = name
+
+    def _start_ranks(self, facts: Sequence[NodeFacts], settings: dict[str, str]) -> None:
+        _, options, plan, words = self._spec.launch
+        everywhere = self._spec.variables | settings
+        mine = commands_for(
+            options.framework, self._index, plan, facts, program_of(words), everywhere
+        )
+        common = everywhere | self._variables() | self._gpus
+        common["HEADRACE_JOB_LOCAL"] = str(self._folder.path / "local")
+        # mpirun starts ranks on other nodes, whose pages they could not open.
+        if options.framework != "mpi" or len(facts) == 1:
             common[PAGE_VARIABLE] = self._page.address
-        ranks = zip(message["commands"], message["environments"], strict=True)
-        self._one_each = all("LOCAL_RANK" in own for own in message["environments"])
+        ranks = zip(mine.commands, mine.environments, strict=True)
+        self._one_each = all("LOCAL_RANK" in own for own in mine.environments)
         for number, (command, own) in enumerate(ranks):
             try:
                 self._ranks[_start(command, {**common, **own})] = number
@@ -312,7 +334,7 @@ def main() -> int:
     spec = NodeSpec.parse(os.environ.pop(SPEC_VARIABLE, ""))
     # Descendants inherit the mark; a copy in the command line's environment is all they need.
     os.environ[MARK_VARIABLE] = spec.token
-    local = local_folder(spec.local, os.environ)
+    local = local_folder(spec.launch.options.local, os.environ)
     # Whatever is sent to all of this node's processes is the supervisor's to answer.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)

@@ -23,14 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headrace.cluster.launch.plan import NodeFacts, node_command, srun_command
+from headrace.cluster.launch.plan import Launch, NodeFacts, node_command, srun_command
 from headrace.cluster.launch.stop_page import RankNote
 from headrace.errors import LaunchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    from headrace.cluster.launch.place import JobPlace
 
 
 # -- a connection --------------------------------------------------------------------------------------
@@ -51,23 +49,19 @@ class NodeSpec:
     Attributes:
         addresses: of the first node, to be tried in turn.
         token: the launch's secret, and the mark of all its processes.
-        nodes: names, in the order of their indices.
-        ranks, gpus: of each node.
-        local: the folder on the local disk; None: as the node says.
-        connect_s: how long to try to reach the first node.
-        silence_s: after which the other end is lost.
+        variables: of all processes of the launch.
     """
 
     addresses: tuple[str, ...]
     port: int
     token: str
-    nodes: tuple[str, ...]
-    job: str
-    ranks: int
-    gpus: int
-    local: str | None
-    connect_s: float
-    silence_s: float
+    launch: Launch
+    variables: dict[str, str]
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names, in the order of their indices."""
+        return self.launch.plan.nodes
 
     def to_json(self) -> str:
         """For the environment."""
@@ -176,7 +170,7 @@ class NodeConnection:
 
 def connect(spec: NodeSpec) -> NodeConnection | None:
     """A connection to the first node; None if it cannot be reached in time."""
-    until_s = time.monotonic() + spec.connect_s
+    until_s = time.monotonic() + spec.launch.options.connect_s
     while True:
         for address in spec.addresses:
             with contextlib.suppress(OSError):
@@ -393,7 +387,8 @@ _TERMINATE_S = 5.0
 class NodeStarts:
     """Starts all nodes' launchers."""
 
-    def __init__(self, place: JobPlace, spec: NodeSpec) -> None:
+    def __init__(self, spec: NodeSpec) -> None:
+        place = spec.launch.place
         environment, count = {**os.environ, SPEC_VARIABLE: spec.to_json()}, str(len(spec.nodes))
         # On Kubernetes the others ask by themselves. A node's name is for readers of `ps`.
         here = spec.nodes[:1] if place.scheduler == "kubernetes" else spec.nodes

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 from headrace.cluster.launch import rank_start
+from headrace.cluster.launch.place import JobPlace  # noqa: TC001 - of what nodes are told, as JSON
 from headrace.errors import LaunchError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from headrace.cluster.launch.place import JobPlace
 
 
 # -- what was asked ------------------------------------------------------------------------------------
@@ -336,6 +335,27 @@ def _mpirun(
             "-genvlist", ",".join(common),
         ]  # fmt: skip
     return NodeCommands(((*command, *program),), ({},))
+
+
+_HEADRACE = (sys.executable, "-c", "from headrace.cli import main; main()")
+
+
+def helper_commands(
+    launch: Launch, node: int, meeting: str, folder: Path, *, socket_fits: bool
+) -> dict[str, tuple[str, ...]]:
+    """What the node of this index runs beside its ranks, by name; `meeting`: where the nodes meet to stage."""
+    options, nodes, commands = launch.options, len(launch.plan.nodes), {}
+    if options.stage:
+        commands["stage"] = (
+            *_HEADRACE, "stage", *options.stage, "--quiet", "--meet", meeting, "--local", str(folder / "local"),
+            "--nodes", str(nodes), "--node-rank", str(node),
+            "--replicas", str(min(options.replicas, nodes)), "--wait", f"{options.stage_s:g}",
+        )  # fmt: skip
+    if options.daemon and socket_fits:
+        commands["node"] = (*_HEADRACE, "node", "start", "--foreground")
+    if options.agent:
+        commands["agent"] = (*_HEADRACE, "agent")
+    return commands
 
 
 def node_command() -> list[str]:
