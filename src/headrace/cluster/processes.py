@@ -114,20 +114,21 @@ def reap() -> dict[int, int]:
 
 
 def end_descendants(
-    grace_s: float, except_for: Iterable[int] = (), each: Callable[[], object] = int
+    grace_s: float,
+    except_for: Iterable[int] | Callable[[int], bool] = (),
+    each: Callable[[dict[int, int]], object] = len,
 ) -> tuple[int, int]:
     """Ends all that is below this process, and waits for it; new ones that appear meanwhile too.
 
     Args:
         grace_s: between SIGTERM and SIGKILL.
-        except_for: processes to spare, with all that is below them.
-        each: called again and again meanwhile.
+        except_for: processes to spare, as `descendants` takes them.
+        each: called again and again meanwhile, with what `reap` has taken.
 
     Returns:
         How many were ended, and how many cannot be.
     """
-    spared = set(except_for)
-    return _end(lambda: descendants(except_for=spared), grace_s, each)
+    return _end(lambda: descendants(except_for=except_for), grace_s, each)
 
 
 def marked(mark: str) -> dict[int, int]:
@@ -150,7 +151,9 @@ def end_marked(mark: str, grace_s: float) -> tuple[int, int]:
 
 
 def _end(
-    look: Callable[[], dict[int, int]], grace_s: float, each: Callable[[], object] = int
+    look: Callable[[], dict[int, int]],
+    grace_s: float,
+    each: Callable[[dict[int, int]], object] = len,
 ) -> tuple[int, int]:
     asked: set[int] = set()
     until_s = time.monotonic() + grace_s
@@ -165,8 +168,7 @@ def _end(
         asked |= living.keys()
         if time.monotonic() > until_s + _KILL_S:
             return len(asked), len(living)
-        reap()
-        each()
+        each(reap())
         time.sleep(_POLL_S)
-    reap()
+    each(reap())
     return len(asked), 0

@@ -10,7 +10,7 @@ from headrace.errors import LaunchError
 SLURM = {
     "SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "gpu[08-10],login", "SLURM_JOB_NUM_NODES": "4",
     "SLURM_NODEID": "0", "SLURM_GPUS_ON_NODE": "8", "SLURM_CPUS_ON_NODE": "64",
-    "SLURM_NTASKS_PER_NODE": "4", "SLURM_RESTART_COUNT": "2", "SLURM_JOB_END_TIME": "1700000000",
+    "SLURM_NTASKS_PER_NODE": "4", "SLURM_RESTART_COUNT": "2",
     "SLURM_JOB_NAME": "resnet",
 }  # fmt: skip
 
@@ -19,7 +19,7 @@ def test_slurm_says_what_a_job_has():
     place = JobPlace.here(SLURM)
     assert place == JobPlace(
         scheduler="slurm", job_id="17", name="resnet", nodes=("gpu08", "gpu09", "gpu10", "login"),
-        gpus_per_node=8, cpus_per_node=64, tasks_per_node=4, restarts=2, end_s=1.7e9,
+        gpus_per_node=8, cpus_per_node=64, tasks_per_node=4, restarts=2,
     )  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def test_without_a_scheduler_the_job_is_this_machine():
         ({"SLURM_JOB_NODELIST": ""}, "names no nodes"),
         ({"SLURM_NODEID": "4"}, "index is 4, expected 0 to 3"),
         ({"SLURM_NODEID": "x"}, "SLURM_NODEID is 'x', expected a number"),
-        ({"SLURM_JOB_END_TIME": "soon"}, "expected Unix seconds"),
+        ({"HEADRACE_JOB_NODES": "a", "HEADRACE_JOB_END_S": "soon"}, "expected Unix seconds"),
     ],
 )
 def test_what_contradicts_itself_is_refused(change, words):

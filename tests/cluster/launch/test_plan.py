@@ -14,6 +14,7 @@ from headrace.cluster.launch.plan import (
     Launch,
     LaunchOptions,
     LaunchPlan,
+    NodeCommands,
     NodeFacts,
     commands_for,
     lay_out,
@@ -79,14 +80,19 @@ def test_options_that_make_no_sense_are_refused(wrong):
 
 PLAN = LaunchPlan(("a", "b"), 2, 2, 8)
 FACTS = [
-    NodeFacts("a", "10.0.0.1", (15000, 15001, 15002)),
-    NodeFacts("b", "10.0.0.2", (16000, 16001, 16002)),
+    NodeFacts("10.0.0.1", (15000, 15001, 15002)),
+    NodeFacts("10.0.0.2", (16000, 16001, 16002)),
 ]
-PROGRAM = program_of(["train.py", "--lr", "0.1"])
+
+
+def commands(framework: str, node: int, *common: str) -> NodeCommands:
+    options = LaunchOptions(framework=framework)
+    launch = Launch(place(), options, PLAN, ("train.py", "--lr", "0.1"))
+    return commands_for(launch, node, FACTS, common)
 
 
 def test_torchrun_starts_a_nodes_ranks():
-    (command,) = commands_for("torch", 1, PLAN, FACTS, PROGRAM).commands
+    (command,) = commands("torch", 1).commands
     words = " ".join(command)
     assert words.startswith(
         f"{sys.executable} -m headrace.cluster.launch.rank_start --torchrun --nnodes=2 --node-rank=1 "
@@ -97,7 +103,7 @@ def test_torchrun_starts_a_nodes_ranks():
 
 
 def test_plain_ranks_find_each_other_under_torchruns_names():
-    node = commands_for("plain", 1, PLAN, FACTS, PROGRAM)
+    node = commands("plain", 1)
     assert [e["RANK"] for e in node.environments] == ["2", "3"]
     assert [e["LOCAL_RANK"] for e in node.environments] == ["0", "1"]
     assert node.environments[0]["MASTER_ADDR"] == "10.0.0.1"
@@ -105,7 +111,7 @@ def test_plain_ranks_find_each_other_under_torchruns_names():
 
 
 def test_tensorflow_gets_a_worker_for_each_rank():
-    node = commands_for("tensorflow", 1, PLAN, FACTS, PROGRAM)
+    node = commands("tensorflow", 1)
     config = json.loads(node.environments[1]["TF_CONFIG"])
     assert config == {
         "cluster": {
@@ -116,7 +122,7 @@ def test_tensorflow_gets_a_worker_for_each_rank():
 
 
 def test_jax_gets_its_coordinator_and_each_rank_its_devices():
-    node = commands_for("jax", 1, PLAN, FACTS, PROGRAM)
+    node = commands("jax", 1)
     assert node.environments[1]["JAX_COORDINATOR_ADDRESS"] == "10.0.0.1:15000"
     assert node.environments[1]["JAX_NUM_PROCESSES"] == "4"
     assert node.environments[1]["JAX_PROCESS_ID"] == "3"
@@ -129,7 +135,7 @@ def test_mpirun_starts_all_ranks_from_the_first_node(tmp_path, monkeypatch, kind
     if kind == "hydra":
         (tmp_path / "mpiexec.hydra").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    first = commands_for("mpi", 0, PLAN, FACTS, PROGRAM, {"OMP_NUM_THREADS": "8"})
+    first = commands("mpi", 0, "OMP_NUM_THREADS")
     words = " ".join(first.commands[0])
     if kind == "openmpi":
         placed = "--host a:2,b:2 --map-by ppr:2:node:OVERSUBSCRIBE --bind-to none"
@@ -137,7 +143,7 @@ def test_mpirun_starts_all_ranks_from_the_first_node(tmp_path, monkeypatch, kind
     else:
         assert "mpirun -n 4 -ppn 2 -hosts a,b -genvlist OMP_NUM_THREADS" in words
     assert words.endswith(f"{sys.executable} train.py --lr 0.1")
-    assert commands_for("mpi", 1, PLAN, FACTS, PROGRAM).commands == ()
+    assert commands("mpi", 1).commands == ()
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ from headrace.cluster.launch.stop_page import (
 from headrace.cluster.manifest import LaunchReport, RankFailure, judge
 from headrace.errors import LaunchError
 
-USR1 = StopReason("SIGUSR1", True, signal.SIGUSR1, 10.0)
-TERM = StopReason("SIGTERM", False, signal.SIGTERM, 5.0)
+USR1 = StopReason("SIGUSR1", signal.SIGUSR1, 10.0)
+TERM = StopReason("SIGTERM", signal.SIGTERM, 5.0)
 
 
 @settings(max_examples=300, deadline=None)
@@ -297,7 +297,7 @@ def test_each_sigusr1_reaches_scripts_that_do_not_ask_and_no_repeat_of_it(monkey
     turn(3.0, signal.SIGUSR1)
     assert sent == ["hold", "stop_at", "forward", "hold", "stop_at", "hold", "stop_at", "forward"]
     assert len(conductor.report.remarks) == 1
-    conductor._ask(StopReason("the time limit", True, 0, 10.0), 4.0)
+    conductor._ask(StopReason("the time limit", 0, 10.0), 4.0)
     turn(5.0, signal.SIGUSR1)  # while the nodes count
     assert sent[-1] == "forward"
 
@@ -310,8 +310,8 @@ def test_ranks_go_on_where_it_cannot_be_written_that_they_resumed():
     conductor, node, page = Conductor(launch, resumed=full), NodeState("a", 0), StopPage(1)
     attending(page, 0).resume(12, 1, 96)
     node.notes = page.notes()
-    beats = [(node, {"kind": "beat", "notes": node.notes})] * 2
-    conductor.nodes = SimpleNamespace(all=[node], receive=lambda _: beats)
+    said = [(node, {"kind": "ranks"})] * 2
+    conductor.nodes = SimpleNamespace(all=[node], receive=lambda _: said)
     conductor._receive(begun=True)
     assert conductor.report.resumed == "resumed at step 12 (epoch 1, position 96)"
     assert [text[-14:] for text in conductor.report.remarks] == ["No space left."]

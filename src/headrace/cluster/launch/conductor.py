@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import headrace
 from headrace.cluster.launch.folders import MeetFolder
-from headrace.cluster.launch.nodes import LaunchNodes, NodeSpec, NodeStarts
+from headrace.cluster.launch.nodes import SIGNALS, LaunchNodes, NodeSpec, NodeStarts
 from headrace.cluster.launch.place import REQUEUE_EXIT, job_key
 from headrace.cluster.launch.plan import settings_for
 from headrace.cluster.launch.stop_page import StopAgreement, StopPhase, StopReason
@@ -47,10 +47,9 @@ _FAILED_S = 1.0
 
 _FAILED_GRACE_S = 5.0
 _GONE_S = 15.0
+_STARTS_LOST_S = 2.0
 _AGAIN_S = 2.0
 """Between two requests to leave, while no rank's script asks for them: it may still load what it needs."""
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 class _NodesLost(LaunchError):
@@ -110,7 +109,7 @@ class Conductor:
         began_s = time.monotonic()
         adopt_orphans()
         on_signal = lambda number, _: self._signals.append(number)  # noqa: E731
-        before = {number: signal.signal(number, on_signal) for number in _SIGNALS}
+        before = {number: signal.signal(number, on_signal) for number in SIGNALS}
         try:
             with contextlib.ExitStack() as parts:
                 self._open(parts)
@@ -163,7 +162,8 @@ class Conductor:
             variables=self._variables,
         )  # fmt: skip
         nodes.invitation = spec.to_json()
-        self._starts = parts.enter_context(contextlib.closing(NodeStarts(spec)))
+        parts.callback(end_descendants, _GONE_S)
+        self._starts = NodeStarts(spec)
 
     def _remark(self, text: str) -> None:
         self.report.remarks.append(text)
@@ -200,8 +200,7 @@ class Conductor:
                     f"node {node.name}: removed what a killed launch had left: {left['processes']} "
                     f"processes, {left['nbytes']:,} bytes in {left['folder']}"
                 )
-        skews_s = {n.name: n.hello["clock_s"] - n.met_clock_s for n in self.nodes.all}
-        for remark in clock_remarks(skews_s):
+        for remark in clock_remarks({n.name: n.skew_s for n in self.nodes.all}):
             self._remark(remark)
 
     def _tick_before(self) -> None:
@@ -234,10 +233,10 @@ class Conductor:
                             message["name"] == "stage" and not begun and not self._is_staged()
                         )
                         self._remark(_helper_end(node, message, is_needed=is_needed))
-                case "beat" if "notes" in message and not self.report.resumed:
-                    self.report.resumed = resumed_at(self.nodes.all)
+                case "ranks" if not self.report.resumed and (resumed := resumed_at(self.nodes.all)):
+                    self.report.resumed = resumed
                     try:
-                        self._say_resumed(self.report.resumed)
+                        self._say_resumed(resumed)
                     except LaunchError as e:  # a full disk is no reason to end ranks that run
                         self._remark(e.message)
                 case "signal":
@@ -321,7 +320,7 @@ class Conductor:
             name = signal.Signals(number).name
             text = f"asked to start again ({name})" if requeues else f"asked to end ({name})"
             self._unheard = number
-            self._ask(StopReason(text, requeues, number, within_s), now_s)
+            self._ask(StopReason(text, number, within_s), now_s)
         if self._limit_s is not None and now_s > self._limit_s:
             self._limit_s = None
             left_s = self.place.left_s()
@@ -329,7 +328,7 @@ class Conductor:
                 self._limit_s = now_s + left_s - before_s  # somebody gave the job more time
             else:
                 within_s = max(1.0, (left_s or 0.0) - 2.0)
-                self._ask(StopReason("the time limit", True, 0, within_s), now_s)
+                self._ask(StopReason("the time limit", 0, within_s), now_s)
         agreement = self._agreement
         if agreement is not None and self._again_s is not None and now_s > self._again_s:
             self._again_s = now_s + _AGAIN_S
@@ -402,8 +401,10 @@ class Conductor:
                 report.stuck += node.gone["stuck"]
             elif node.there:
                 self._remark(f"node {node.name} did not say that it ended everything")
-        # What a killed guard leaves comes to us, if its supervisor cannot look after it either.
-        self._starts.close(2.0 if all(n.gone or n.lost for n in self.nodes.all) else 0.1)
+        # What starts the nodes may wait for one that is lost, and a killed guard's processes come to us.
+        lost = any(n.lost for n in self.nodes.all)
+        if all(n.gone or n.lost for n in self.nodes.all):
+            self._starts.wait(_STARTS_LOST_S if lost else _GONE_S)
         ended, stuck = end_descendants(_GONE_S)
         report.ended += ended
         report.stuck += stuck
@@ -426,7 +427,7 @@ class Conductor:
             # All have said by now what they saw of it.
             failure = self._failure or RankFailure.among(self.nodes.all)
             judge(self.report, self.nodes.all, failure, self._agreement)
-            if self.report.outcome != "stopped" or reason is None or not reason.requeue:
+            if self.report.outcome != "stopped" or reason is None or reason.cancels:
                 return
         if self.options.requeue and self.place.is_requeued_when_asked():
             self.report.outcome = "requeued"

@@ -2,7 +2,7 @@
 
     BASE/                 0700: `headrace-launch-UID` in the local folder
       TOKEN-INDEX/        one node of one launch
-        lock              held (flock) while its supervisor or guard lives
+        lock              held (flock) while its supervisor lives; its guard then removes the folder
         mark              "NAME=value", which every process of the launch has in its environment
         run/              runtime folder of the node daemon: its socket and lock
         local/            what `headrace stage` writes under a name
@@ -65,17 +65,22 @@ def local_folder(given: str | None, environment: Mapping[str, str]) -> Path:
 
 
 class NodeFolder:
-    """The folder of this node's part of a launch; made and locked."""
+    """The folder of this node's part of a launch."""
 
     def __init__(self, local: Path, name: str, mark: str) -> None:
+        self.path = _base_path(local) / name
+        self._mark = mark
+
+    def make(self) -> None:
+        """Makes and locks it."""
         what = "the launch's folder cannot be made"
         next_step = "Name a folder on this node's local disk that has room: --local."
+        local, name = self.path.parent.parent, self.path.name
         with explained(LaunchError, local, what, next_step):
-            self.path = _base_folder(local) / name
-            new = self.path.with_name(f".new-{name}")
+            new = _base_folder(local) / f".new-{name}"
             new.mkdir(mode=0o700)
             self._lock = lock_path(new / "lock", wait_s=None)
-            (new / "mark").write_text(mark)
+            (new / "mark").write_text(self._mark)
             for inner in ("run", "local"):
                 (new / inner).mkdir(mode=0o700)
             new.rename(self.path)  # seen by others only when it is locked
@@ -223,10 +228,10 @@ def _dead(folder: Path, place: JobPlace) -> bool:
 class GpuClaim:
     """So many of a node's GPUs, held by locks that the kernel lets go of with this process."""
 
-    def __init__(self, local: Path, owner: str, wanted: int, there: Sequence[str]) -> None:
+    def __init__(self, base: Path, owner: str, wanted: int, there: Sequence[str]) -> None:
+        """`base`: of all of this user's launches; `there`: what may be had."""
         self.gpus: list[str] = []
         self._held: list[tuple[Path, int]] = []
-        base = _base_folder(local)
         for gpu in there:
             if len(self.gpus) == wanted:
                 break

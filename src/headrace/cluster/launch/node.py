@@ -30,9 +30,16 @@ from typing import TYPE_CHECKING, Any
 import headrace
 from headrace.base.peers import interfaces
 from headrace.cluster.launch.folders import GpuClaim, NodeFolder, local_folder, sweep
-from headrace.cluster.launch.nodes import BEAT_S, MARK_VARIABLE, SPEC_VARIABLE, NodeSpec, connect
+from headrace.cluster.launch.nodes import (
+    BEAT_S,
+    MARK_VARIABLE,
+    SIGNALS,
+    SPEC_VARIABLE,
+    NodeSpec,
+    connect,
+)
 from headrace.cluster.launch.place import GPU_VARIABLES, visible_gpus
-from headrace.cluster.launch.plan import NodeFacts, commands_for, helper_commands, program_of
+from headrace.cluster.launch.plan import NodeFacts, commands_for, helper_commands
 from headrace.cluster.launch.stop_page import PAGE_VARIABLE, SETTLE_S, StopPage
 from headrace.cluster.manifest import hardware
 from headrace.cluster.processes import (
@@ -85,7 +92,6 @@ def interface_of(address: str) -> str | None:
 # -- the supervisor ------------------------------------------------------------------------------------
 
 GUARD_GONE = signal.SIGUSR2
-_HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _TICK_S = 0.05
 _HELPERS_S = 5.0
 _ALONE_S = 1.0
@@ -95,11 +101,9 @@ _LOG_BYTES = 2000
 class Supervisor:
     """Runs the node of this index."""
 
-    def __init__(
-        self, spec: NodeSpec, index: int, folder: NodeFolder, left: list[dict[str, Any]]
-    ) -> None:
+    def __init__(self, spec: NodeSpec, index: int, folder: NodeFolder) -> None:
         self.guard_gone = False
-        self._spec, self._index, self._folder, self._left = spec, index, folder, left
+        self._spec, self._index, self._folder = spec, index, folder
         self._name = spec.nodes[index]
         self._signals: list[int] = []
         self._connection: NodeConnection
@@ -114,7 +118,7 @@ class Supervisor:
         self._held_s = float("inf")
         self._over = False
         self._tidied = (0, 0)
-        for number in _HANDED_ON:
+        for number in SIGNALS:
             signal.signal(number, lambda number, _: self._signals.append(number))
         signal.signal(GUARD_GONE, lambda *_: setattr(self, "guard_gone", True))
 
@@ -122,19 +126,23 @@ class Supervisor:
 
     def run(self) -> int:
         """Until the first node says that it is over, or is lost; the exit status."""
-        connection = connect(self._spec)
-        if connection is None:
-            sys.stderr.write(
-                f"headrace launch: node {self._name}: the first node does not answer at "
-                f"{' or '.join(self._spec.addresses)}, port {self._spec.port}.\n"
-            )
-            return 3
-        self._connection = connection
+        spec = self._spec
         with contextlib.ExitStack() as parts:
-            parts.enter_context(contextlib.closing(connection))
             parts.enter_context(contextlib.closing(self._page))
-            self._greet(parts)
-            parts.callback(end_descendants, 1.0)
+            # Before the first node, which waits for no stranger's words, is connected to.
+            prepared = self._prepare(parts)
+            if (connection := connect(spec)) is None:
+                sys.stderr.write(
+                    f"headrace launch: node {self._name}: the first node does not answer at "
+                    f"{' or '.join(spec.addresses)}, port {spec.port}.\n"
+                )
+                return 3
+            self._connection = parts.enter_context(contextlib.closing(connection))
+            connection.send(
+                "hello", token=spec.token, node=self._index, address=connection.own_address,
+                interface=interface_of(connection.own_address), version=headrace.__version__,
+                clock_s=time.time(), **prepared,
+            )  # fmt: skip
             while not self._over:
                 select.select([connection], [], [], _TICK_S)
                 for message in connection.receive():
@@ -166,38 +174,32 @@ class Supervisor:
             return f"the first node has said nothing for {silence_s:g} s"
         return ""
 
-    def _greet(self, parts: contextlib.ExitStack) -> None:
-        spec, connection, plan = self._spec, self._connection, self._spec.launch.plan
+    def _prepare(self, parts: contextlib.ExitStack) -> dict[str, Any]:
+        """What this node has for the launch, or why it cannot take part: fields of its first message."""
+        spec, plan = self._spec, self._spec.launch.plan
         variable, there = visible_gpus(os.environ) or (GPU_VARIABLES[0], ())
         there = there or tuple(map(str, range(plan.gpus_per_node)))
         try:
-            local = local_folder(spec.launch.options.local, os.environ)
+            left = sweep(local_folder(spec.launch.options.local, os.environ))
+            self._folder.make()
             owner = f"{spec.variables['HEADRACE_JOB_ID']}-{self._name}"
-            claim = GpuClaim(local, owner, plan.gpus_per_node, there)
+            claim = GpuClaim(self._folder.path.parent, owner, plan.gpus_per_node, there)
             parts.enter_context(contextlib.closing(claim))
             ports = free_ports(plan.ranks_per_node + 1)
         except (LaunchError, OSError) as e:
-            self._connection.send(
-                "hello", token=spec.token, node=self._index, failure=str(getattr(e, "message", e)),
-                next=getattr(e, "next_step", None),
-            )  # fmt: skip
-            return
+            return {"failure": getattr(e, "message", str(e)), "next": getattr(e, "next_step", None)}
         if claim.gpus:
             self._gpus = {variable: ",".join(claim.gpus)}
-        connection.send(
-            "hello", token=spec.token, node=self._index, address=connection.own_address, ports=ports,
-            interface=interface_of(connection.own_address), version=headrace.__version__,
-            clock_s=time.time(), left=self._left, hardware=hardware(),
-        )  # fmt: skip
+        return {"ports": ports, "left": left, "hardware": hardware()}
 
     def _beat(self) -> None:
         if time.monotonic() - self._beat_s > BEAT_S:
             self._beat_s = time.monotonic()
-            notes = self._page.notes()
-            resumed = [note.resumed for note in notes]
-            news = {"notes": notes} if resumed != self._resumed else {}
-            self._resumed = resumed
-            self._connection.send("beat", **news)
+            resumed = [note.resumed for note in self._page.notes()]
+            if resumed != self._resumed:
+                self._resumed = resumed
+                self._say_ranks()
+            self._connection.send("beat")
 
     # -- what the first node says -----------------------------------------------------------------
 
@@ -238,15 +240,12 @@ class Supervisor:
                 self._helpers[_start(command, self._variables(), log.fileno())] = name
 
     def _start_ranks(self, facts: Sequence[NodeFacts], settings: dict[str, str]) -> None:
-        _, options, plan, words = self._spec.launch
         everywhere = self._spec.variables | settings
-        mine = commands_for(
-            options.framework, self._index, plan, facts, program_of(words), everywhere
-        )
+        mine = commands_for(self._spec.launch, self._index, facts, everywhere)
         common = everywhere | self._variables() | self._gpus
         common["HEADRACE_JOB_LOCAL"] = str(self._folder.path / "local")
         # mpirun starts ranks on other nodes, whose pages they could not open.
-        if options.framework != "mpi" or len(facts) == 1:
+        if self._spec.launch.options.framework != "mpi" or len(facts) == 1:
             common[PAGE_VARIABLE] = self._page.address
         ranks = zip(mine.commands, mine.environments, strict=True)
         self._one_each = all("LOCAL_RANK" in own for own in mine.environments)
@@ -255,7 +254,7 @@ class Supervisor:
                 self._ranks[_start(command, {**common, **own})] = number
             except OSError as e:
                 self._connection.send("failure", what=f"{command[0]}: {e.strerror}", code=127)
-        self._say_rank_ends()
+        self._say_ranks()
 
     # -- children ---------------------------------------------------------------------------------
 
@@ -270,13 +269,14 @@ class Supervisor:
                 self._ended[number] = code
                 if self._one_each:  # else they are torchrun's or mpirun's
                     self._page.slots[number].end(code)
-                self._say_rank_ends()
+                self._say_ranks()
 
-    def _say_rank_ends(self) -> None:
+    def _say_ranks(self, *, quiet: bool = False) -> None:
+        """How the ranks are; `quiet`: they were ended, and nothing of them is left."""
+        codes = {str(number): code for number, code in self._ended.items()}
         self._connection.send(
-            "rank_ends", running=len(self._ranks),
-            codes={str(k): v for k, v in self._ended.items()}, notes=self._page.notes(),
-        )  # fmt: skip
+            "ranks", running=len(self._ranks), codes=codes, notes=self._page.notes(), quiet=quiet
+        )
 
     def _log_of(self, name: str) -> str:
         with contextlib.suppress(OSError), self._folder.log(name).open("rb") as f:
@@ -286,9 +286,9 @@ class Supervisor:
 
     def _end_ranks(self, grace_s: float) -> None:
         """Ends them first: what they read from is still there."""
-        self._tidied = end_descendants(grace_s, self._helpers, self._beat)
+        self._tidied = end_descendants(grace_s, self._helpers, lambda _: self._beat())
         self._ranks.clear()
-        self._connection.send("ranks_over", notes=self._page.notes())
+        self._say_ranks(quiet=True)
 
     def _end(self, *, stage_knows: bool = False) -> None:
         """Ends the helpers, and says what had to be ended, and what could not be."""
@@ -297,7 +297,7 @@ class Supervisor:
             told = stage_knows and name == "stage"
             if not told and (began := start_time(pid)) is not None:
                 send(pid, began, signal.SIGINT)
-        _, stuck = end_descendants(_HELPERS_S, each=self._beat)
+        _, stuck = end_descendants(_HELPERS_S, each=lambda _: self._beat())
         self._folder.remove()
         self._connection.send("gone", ended=self._tidied[0], stuck=self._tidied[1] + stuck)
         self._over = True
@@ -334,21 +334,17 @@ def main() -> int:
     spec = NodeSpec.parse(os.environ.pop(SPEC_VARIABLE, ""))
     # Descendants inherit the mark; a copy in the command line's environment is all they need.
     os.environ[MARK_VARIABLE] = spec.token
-    local = local_folder(spec.launch.options.local, os.environ)
     # Whatever is sent to all of this node's processes is the supervisor's to answer.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    for number in (*SIGNALS, GUARD_GONE):
         signal.signal(number, signal.SIG_IGN)
     adopt_orphans()
     index = spec.index(os.environ)
-    try:
-        left = sweep(local)
-        folder = NodeFolder(local, f"{spec.token[:12]}-{index}", spec.mark)
-    except LaunchError as e:
-        return _say_failure(spec, index, e)
+    local = local_folder(spec.launch.options.local, os.environ)
+    folder = NodeFolder(local, f"{spec.token[:12]}-{index}", spec.mark)
     guard = os.getpid()
     pid = os.fork()
     if pid == 0:
-        os._exit(_supervise(spec, index, folder, left, guard))
+        os._exit(_supervise(spec, index, folder, guard))
     ended = status = 0
     while ended != pid:  # orphans that come to us meanwhile are reaped
         with contextlib.suppress(InterruptedError):
@@ -363,14 +359,12 @@ def main() -> int:
     return os.waitstatus_to_exitcode(status) & 0xFF
 
 
-def _supervise(
-    spec: NodeSpec, index: int, folder: NodeFolder, left: list[dict[str, Any]], guard: int
-) -> int:
+def _supervise(spec: NodeSpec, index: int, folder: NodeFolder, guard: int) -> int:
     code = 3
     try:
         adopt_orphans()
         signal.signal(GUARD_GONE, signal.SIG_IGN)
-        supervisor = Supervisor(spec, index, folder, left)
+        supervisor = Supervisor(spec, index, folder)
         die_with_parent(GUARD_GONE)
         if os.getppid() != guard:
             supervisor.guard_gone = True
@@ -384,21 +378,6 @@ def _supervise(
         sys.stdout.flush()
         sys.stderr.flush()
     return code
-
-
-def _say_failure(spec: NodeSpec, index: int, error: LaunchError) -> int:
-    """Tells the first node why this one cannot take part."""
-    if (connection := connect(spec)) is None:
-        sys.stderr.write(f"headrace launch: node {spec.nodes[index]}: {error}\n")
-        return 3
-    why = {"failure": error.message, "next": error.next_step}
-    connection.send("hello", token=spec.token, node=index, **why)
-    until_s = time.monotonic() + 5.0
-    while not connection.gone and time.monotonic() < until_s:  # until it has been read
-        connection.receive()
-        time.sleep(_TICK_S)
-    connection.close()
-    return 3
 
 
 if __name__ == "__main__":

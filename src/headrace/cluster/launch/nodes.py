@@ -15,6 +15,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 SPEC_VARIABLE = "HEADRACE_LAUNCH_SPEC"
 MARK_VARIABLE = "HEADRACE_LAUNCH"
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+"""By which a job is asked to end or to start again; those that a node gets it hands on to the first one."""
+
 Message = dict[str, Any]
 _BYTES_MAX = 4 << 20
 _PIECE_BYTES = 1 << 16
@@ -219,7 +223,7 @@ class NodeState:
     Attributes:
         connection: to it; None until it has come.
         hello: its first message.
-        met_clock_s: our clock when it came.
+        skew_s: how far its clock is ahead of ours.
         lost: why it is; "" while it is not.
         running: commands of ranks that run; None before they were started.
         codes: exit statuses by command, negative where a signal ended it.
@@ -233,7 +237,7 @@ class NodeState:
     index: int
     connection: NodeConnection | None = None
     hello: Message = field(default_factory=dict)
-    met_clock_s: float = 0.0
+    skew_s: float = 0.0
     lost: str = ""
     running: int | None = None
     codes: dict[str, int] = field(default_factory=dict)
@@ -245,7 +249,7 @@ class NodeState:
     @property
     def facts(self) -> NodeFacts:
         """For the ranks' commands."""
-        return NodeFacts(self.name, self.hello["address"], tuple(self.hello["ports"]))
+        return NodeFacts(self.hello["address"], tuple(self.hello["ports"]))
 
     @property
     def there(self) -> bool:
@@ -329,7 +333,8 @@ class LaunchNodes:
                 if node is None:
                     stranger.close()
                     continue
-                node.connection, node.hello, node.met_clock_s = stranger, messages[0], time.time()
+                node.connection, node.hello = stranger, messages[0]
+                node.skew_s = messages[0]["clock_s"] - time.time()
                 for message in messages:
                     self._note(node, message)
                     yield node, message
@@ -358,18 +363,16 @@ class LaunchNodes:
 
     def _note(self, node: NodeState, message: Message) -> None:
         match message["kind"]:
-            case "rank_ends" if not node.quiet:
+            case "ranks":
                 node.running, node.codes = message["running"], message["codes"]
-            case "ranks_over":
-                node.running, node.quiet = 0, True
+                node.notes = [RankNote(*note) for note in message["notes"]]
+                node.quiet = message["quiet"]
             case "lost":
                 node.lost = message["why"]
             case "held":
                 node.held = message["furthest"]
             case "gone":
                 node.gone = message
-        if notes := message.get("notes"):
-            node.notes = [RankNote(*note) for note in notes]
 
     def close(self) -> None:
         """Hangs up, and listens no longer."""
@@ -380,8 +383,6 @@ class LaunchNodes:
 
 
 # -- how they are started ------------------------------------------------------------------------------
-
-_TERMINATE_S = 5.0
 
 
 class NodeStarts:
@@ -434,15 +435,9 @@ class NodeStarts:
         """Whether none runs any more."""
         return len(self.ended()) == len(self._processes)
 
-    def close(self, seconds: float = 10.0) -> None:
-        """Waits for their ends; whoever does not end is ended, and with it what it started."""
+    def wait(self, seconds: float) -> None:
+        """Waits for their ends so long."""
         until_s = time.monotonic() + seconds
-        for number in ("", "terminate", "kill"):
-            for process in self._processes:
-                if number and process.poll() is None:
-                    getattr(process, number)()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.0, until_s - time.monotonic()))
-            if self.all_ended:
-                return
-            until_s = time.monotonic() + _TERMINATE_S
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until_s - time.monotonic()))

@@ -45,8 +45,8 @@ class JobPlace:
         tasks_per_node: as was asked for; None if it was not.
         cpus_per_node: CPUs of this node that the job may use.
         restarts: how often the job was requeued.
-        end_s: when it will be ended, by the scheduler's clock, Unix seconds; None if that is not known.
-        can_requeue: whether an executor of ours starts it again when asked; None if that is not known.
+        end_s: when it will be ended, Unix seconds; None if not known, or Slurm is to be asked (`left_s`).
+        can_requeue: whether an executor of ours starts it again when asked.
     """
 
     scheduler: str
@@ -59,7 +59,7 @@ class JobPlace:
     cpus_per_node: int = 1
     restarts: int = 0
     end_s: float | None = None
-    can_requeue: bool | None = None
+    can_requeue: bool = False
 
     def __post_init__(self) -> None:
         if not self.nodes:
@@ -97,7 +97,7 @@ class JobPlace:
     def is_requeued_when_asked(self) -> bool:
         """Whether the scheduler would start the job again."""
         if self.scheduler != "slurm":
-            return bool(self.can_requeue)
+            return self.can_requeue
         # An interactive allocation has nothing that could be started again.
         facts = _ask("scontrol", "show", "job", _slurm_id()).split()
         return {"Requeue=1", "BatchFlag=1"} <= set(facts)
@@ -227,13 +227,12 @@ def _of_slurm(given: Mapping[str, str]) -> JobPlace:
         index=_number(given, "SLURM_NODEID") or 0, gpus_per_node=gpus,
         tasks_per_node=_number(given, "SLURM_NTASKS_PER_NODE"),
         cpus_per_node=min(cpus, default=0) or _number(given, "SLURM_CPUS_ON_NODE") or 1,
-        restarts=_number(given, "SLURM_RESTART_COUNT") or 0, end_s=_seconds(given, "SLURM_JOB_END_TIME"),
+        restarts=_number(given, "SLURM_RESTART_COUNT") or 0,
     )  # fmt: skip
 
 
 def _of_local(given: Mapping[str, str]) -> JobPlace:
     gpus = _number(given, "HEADRACE_JOB_GPUS_PER_NODE")
-    requeue = given.get("HEADRACE_JOB_REQUEUE")
     return JobPlace(
         scheduler=given.get("HEADRACE_JOB_SCHEDULER", "local"),
         job_id=job_number(given),
@@ -245,7 +244,7 @@ def _of_local(given: Mapping[str, str]) -> JobPlace:
         cpus_per_node=_number(given, "HEADRACE_JOB_CPUS_PER_NODE") or len(os.sched_getaffinity(0)),
         restarts=_number(given, "HEADRACE_JOB_RESTARTS") or 0,
         end_s=_seconds(given, "HEADRACE_JOB_END_S"),
-        can_requeue=None if requeue is None else requeue == "1",
+        can_requeue=given.get("HEADRACE_JOB_REQUEUE") == "1",
     )
 
 

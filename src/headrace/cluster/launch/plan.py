@@ -20,7 +20,7 @@ from headrace.cluster.launch.place import JobPlace  # noqa: TC001 - of what node
 from headrace.errors import LaunchError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 # -- what was asked ------------------------------------------------------------------------------------
@@ -232,9 +232,8 @@ def settings_for(
 
 
 class NodeFacts(NamedTuple):
-    """A node, the address by which the others reach it, and free ports: one for each rank and one more."""
+    """The address by which the others reach a node, and free ports: one for each rank and one more."""
 
-    name: str
     address: str
     ports: tuple[int, ...]
 
@@ -256,15 +255,11 @@ def program_of(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def commands_for(  # noqa: PLR0917 - who, where, and what
-    framework: str,
-    node: int,
-    plan: LaunchPlan,
-    facts: Sequence[NodeFacts],
-    program: Sequence[str],
-    common: Mapping[str, str] | None = None,
+def commands_for(
+    launch: Launch, node: int, facts: Sequence[NodeFacts], common: Iterable[str] = ()
 ) -> NodeCommands:
     """What the node of this index starts; mpirun needs the names of the `common` variables to hand on."""
+    framework, plan, program = launch.options.framework, launch.plan, program_of(launch.words)
     start = (sys.executable, "-I", "-S", rank_start.__file__)
     if framework == "torch":
         # Static rendezvous: who is there is known, nothing needs to be found out.
@@ -279,8 +274,7 @@ def commands_for(  # noqa: PLR0917 - who, where, and what
         )  # fmt: skip
         return NodeCommands((torchrun,), ({},))
     if framework == "mpi":
-        names = [each.name for each in facts]
-        return NodeCommands(()) if node else _mpirun(plan, names, program, common or {})
+        return NodeCommands(()) if node else _mpirun(plan, program, common)
     each = plan.ranks_per_node
     environments = (_rank_variables(framework, node, i, plan, facts) for i in range(each))
     return NodeCommands(((*start, *program),) * each, tuple(environments))
@@ -314,15 +308,13 @@ def _rank_variables(
     return {name: str(value) for name, value in values.items()}
 
 
-def _mpirun(
-    plan: LaunchPlan, names: Sequence[str], program: Sequence[str], common: Mapping[str, str]
-) -> NodeCommands:
+def _mpirun(plan: LaunchPlan, program: Sequence[str], common: Iterable[str]) -> NodeCommands:
     """One mpirun, on the first node; by srun or ssh it starts its own daemons on the others."""
     n = str(plan.ranks)
     path = Path(shutil.which("mpirun") or "/nonexistent/mpirun").resolve()
     is_hydra = path.name.startswith("mpiexec.hydra") or (path.parent / "mpiexec.hydra").exists()
     if not is_hydra:
-        hosts = ",".join(f"{name}:{plan.ranks_per_node}" for name in names)
+        hosts = ",".join(f"{name}:{plan.ranks_per_node}" for name in plan.nodes)
         handed = [word for name in common for word in ("-x", name)]
         # Oversubscribed: of an allocation it counts the step that it runs in, a task on each node.
         command = [
@@ -331,7 +323,7 @@ def _mpirun(
         ]  # fmt: skip
     else:  # MPICH and Intel MPI: Hydra
         command = [
-            "mpirun", "-n", n, "-ppn", str(plan.ranks_per_node), "-hosts", ",".join(names),
+            "mpirun", "-n", n, "-ppn", str(plan.ranks_per_node), "-hosts", ",".join(plan.nodes),
             "-genvlist", ",".join(common),
         ]  # fmt: skip
     return NodeCommands(((*command, *program),), ({},))
@@ -417,11 +409,11 @@ class Preview:
 
 def preview(launch: Launch, environment: Mapping[str, str]) -> Preview:
     """What `headrace launch` would run."""
-    place, options, plan, words = launch
-    facts = [NodeFacts(name, name, (0,) * (plan.ranks_per_node + 1)) for name in plan.nodes]
+    place, options, plan, _ = launch
+    facts = [NodeFacts(name, (0,) * (plan.ranks_per_node + 1)) for name in plan.nodes]
     interface = None if len(plan.nodes) > 1 else "lo"
     settings = settings_for(plan, options.framework, interface, environment)
-    common = {s.name: s.value for s in settings if not s.kept}
+    common = [s.name for s in settings if not s.kept]
     is_slurm = place.scheduler == "slurm"
     starter = srun_command(place, plan.nodes) if is_slurm else node_command()
     helpers = []
@@ -429,7 +421,6 @@ def preview(launch: Launch, environment: Mapping[str, str]) -> Preview:
         helpers.append(f"headrace stage {shlex.join(options.stage)} --replicas {options.replicas}")
     if options.daemon:
         helpers.append("headrace node start --foreground")
-    parts = (plan, facts, program_of(words), common)
     nodes = range(len(plan.nodes))
-    commands = tuple(commands_for(options.framework, node, *parts) for node in nodes)
+    commands = tuple(commands_for(launch, node, facts, common) for node in nodes)
     return Preview(plan, tuple(starter), tuple(helpers), settings, commands)

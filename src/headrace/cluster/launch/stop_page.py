@@ -242,7 +242,6 @@ class StopReason:
     """Why the ranks are asked to leave, by which signal (0: none), and how long they have."""
 
     text: str
-    requeue: bool
     number: int
     within_s: float
 
