@@ -29,6 +29,7 @@ from headrace.cluster.processes import (
     adopt_orphans,
     descendants,
     die_with_parent,
+    end_descendants,
     end_marked,
     reap,
     send,
@@ -246,25 +247,18 @@ def _keep(folder: JobsFolder, job: LocalJob, task: int | None) -> None:
         script = _start_script(job, task, where, output)
     except OSError as e:
         reason = f"{e.filename or job.folder / 'script'}: {e.strerror}"
-        now_s = time.time()
-        update(state=JobState.FAILED, reason=reason, exit_code=127, signal=None, ended_s=now_s)
+        update(state=JobState.FAILED, reason=reason, exit_code=127, ended_s=time.time())
         return
     update(script=script)
-    ending, status = _watch(job, task, script)
+    state, status = _watch(job, task, script)
     code = os.waitstatus_to_exitcode(status)
     exit_code, number = (code, None) if code >= 0 else (None, -code)
-    state, reason = JobState.COMPLETED, ""
-    if ending == "cancel":
-        state = JobState.CANCELLED
-    elif ending == "timeout":
-        state, reason = JobState.TIMEOUT, "TimeLimit"
-    elif exit_code == REQUEUE_EXIT and job.request.requeue:
-        update(
-            state=JobState.PENDING, reason="requeued", exit_code=None, signal=None, started_s=None,
-            restarts=job.tasks[task].restarts + 1,
-        )  # fmt: skip
+    reason = "TimeLimit" if state is JobState.TIMEOUT else ""
+    if state is JobState.COMPLETED and exit_code == REQUEUE_EXIT and job.request.requeue:
+        restarts = job.tasks[task].restarts + 1
+        update(state=JobState.PENDING, reason="requeued", restarts=restarts, started_s=None)
         return
-    elif code:
+    if state is JobState.COMPLETED and code:
         state, reason = JobState.FAILED, "NonZeroExitCode" if code > 0 else "RaisedSignal"
     update(state=state, reason=reason, exit_code=exit_code, signal=number, ended_s=time.time())
 
@@ -319,46 +313,39 @@ def _environment(job: LocalJob, task: int | None) -> dict[str, str]:
     return given | dict(job.variables)
 
 
-def _watch(job: LocalJob, task: int | None, script: int) -> tuple[str, int]:  # noqa: C901 - one loop
-    """Wait until the script and all that it started have ended: why it was ended, and its status."""
+def _watch(job: LocalJob, task: int | None, script: int) -> tuple[JobState, int]:
+    """Wait until the script and all that it started have ended: how that came, and the script's status."""
     request, kill_wait = job.request, os.environ.get(KILL_WAIT_VARIABLE, "")
     is_number = kill_wait.replace(".", "", 1).isdigit()
-    kill_wait_s = float(kill_wait) if is_number else KILL_WAIT_S
     end_at = time.monotonic() + (_NEVER if request.time_s is None else request.time_s)
     warn_at = end_at - request.warn_s if request.warn_signal else _NEVER
-    kill_at, ending, status = _NEVER, "", None
-    while True:
-        status = reap().get(script, status)
-        left, now = descendants(except_for=_is_keeper), time.monotonic()
-        if status is not None and not left:
-            return ending, status
-        if ending:
-            if now >= kill_at:
-                for pid, began in left.items():
-                    send(pid, began, signal.SIGKILL)
-        elif why := _why_end(job, task, over=status is not None, late=now >= end_at):
-            ending, kill_at = why, now + (LEFT_BEHIND_S if why == "over" else kill_wait_s)
-            end_at = warn_at = _NEVER
-            for pid, began in left.items():
-                send(pid, began, signal.SIGCONT)
-                send(pid, began, signal.SIGTERM)
-        elif now >= warn_at:  # as Slurm: the script alone, or all but the script
+    statuses = reap()
+    while not (end := _end(job, task, over=script in statuses, end_at=end_at)):
+        if time.monotonic() >= warn_at:  # as Slurm: the script alone, or all but the script
             warn_at = _NEVER
-            for pid, began in left.items():
+            for pid, began in descendants(except_for=_is_keeper).items():
                 if (pid == script) == request.warn_script:
                     send(pid, began, request.warn_signal)
-        pause_s = min(0.02 if ending else _LOOK_S, min(end_at, warn_at, kill_at) - time.monotonic())
+        pause_s = min(_LOOK_S, min(end_at, warn_at) - time.monotonic())
         signal.sigtimedwait(_WATCHED, max(0.005, pause_s))
+        statuses |= reap()
+    grace_s = float(kill_wait) if is_number else KILL_WAIT_S
+    if end is JobState.COMPLETED:
+        grace_s = LEFT_BEHIND_S
+    while end_descendants(grace_s, _is_keeper, statuses.update)[1] or script not in statuses:
+        grace_s = 0.0  # they are stuck in the kernel: the task is not over before
+        signal.sigtimedwait(_WATCHED, _LOOK_S)
+    return end, statuses[script]
 
 
-def _why_end(job: LocalJob, task: int | None, *, over: bool, late: bool) -> str:
-    """Why the task's processes are to be ended now; "" while they are not."""
+def _end(job: LocalJob, task: int | None, *, over: bool, end_at: float) -> JobState | None:
+    """How the task ends now: its script is over, or is to be ended; None while neither."""
     if over:
-        return "over"
+        return JobState.COMPLETED
     with contextlib.suppress(OSError, ClusterError):
         if LocalJob.load(job.folder).tasks[task].is_cancelled:
-            return "cancel"
-    return "timeout" if late else ""
+            return JobState.CANCELLED
+    return JobState.TIMEOUT if time.monotonic() >= end_at else None
 
 
 def _in_the_child() -> None:
