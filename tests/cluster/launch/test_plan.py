@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from headrace.cluster.launch import nodes
-from headrace.cluster.launch.nodes import NodeSpec, NodeStarts
+from headrace.cluster.launch.nodes import NodeSpec, start_nodes
 from headrace.cluster.launch.place import JobPlace
 from headrace.cluster.launch.plan import (
     Launch,
@@ -180,7 +180,7 @@ def test_in_a_step_the_jobs_name_is_told_beside_the_steps(monkeypatch):
     launch = Launch.of(of_two, LaunchOptions(stop_before_s=60.5), ["train.py"])
     spec = NodeSpec(addresses=("a",), port=1, token="t", launch=launch, variables={"A": "b"})
     assert NodeSpec.parse(spec.to_json()) == spec
-    NodeStarts(spec)
+    start_nodes(spec)
     [(command, environment)] = started
     assert "--job-name=headrace-launch" in command
     assert environment["HEADRACE_JOB_NAME"] == "train"

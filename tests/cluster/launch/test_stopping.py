@@ -124,6 +124,17 @@ def test_ranks_go_on_when_nobody_is_to_leave():
     page.close()
 
 
+def test_a_program_that_a_rank_runs_does_not_count_for_it():
+    page = StopPage(1)
+    slot = attending(page, 0)
+    slot.check()
+    for _ in range(3):
+        RankSlot.open(page.address, 0).check()
+    slot.check()
+    assert page.notes()[0].checks == 2
+    page.close()
+
+
 def test_a_page_that_is_none_is_refused(tmp_path):
     with pytest.raises(LaunchError, match="cannot be opened"):
         RankSlot.open(str(tmp_path / "none"), 0)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import headrace
 from headrace.cluster.launch.folders import MeetFolder
-from headrace.cluster.launch.nodes import SIGNALS, LaunchNodes, NodeSpec, NodeStarts
+from headrace.cluster.launch.nodes import SIGNALS, LaunchNodes, NodeSpec, start_nodes
 from headrace.cluster.launch.place import REQUEUE_EXIT, job_key
 from headrace.cluster.launch.plan import settings_for
 from headrace.cluster.launch.stop_page import StopAgreement, StopPhase, StopReason
@@ -31,6 +31,7 @@ from headrace.job.meeting import Meeting
 from headrace.job.nodes import own_address
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable
 
     from headrace.cluster.launch.nodes import Message, NodeState
@@ -100,7 +101,7 @@ class Conductor:
         self._unheard = 0  # the signal that no script has been told of
         self._meeting: Meeting
         self.nodes: LaunchNodes
-        self._starts: NodeStarts
+        self._starts: list[subprocess.Popen[bytes]]
 
     # -- the whole --------------------------------------------------------------------------------
 
@@ -163,7 +164,7 @@ class Conductor:
         )  # fmt: skip
         nodes.invitation = spec.to_json()
         parts.callback(end_descendants, _GONE_S)
-        self._starts = NodeStarts(spec)
+        self._starts = start_nodes(spec)
 
     def _remark(self, text: str) -> None:
         self.report.remarks.append(text)
@@ -176,16 +177,17 @@ class Conductor:
         until_s = time.monotonic() + self.options.connect_s
         while missing := [n for n in self.nodes.all if not n.hello]:
             self._tick_before()
-            over = self._starts.all_ended or time.monotonic() > until_s
-            if over and (silent := self.place.silent_nodes([n.name for n in missing])):
+            codes = [p.poll() for p in self._starts]
+            late, ended = time.monotonic() > until_s, None not in codes
+            if (late or ended) and (silent := self.place.silent_nodes([n.name for n in missing])):
                 raise _NodesLost(f"Slurm does not reach {', '.join(silent)} either.", silent)
             missed = f"{len(missing)} of {len(self.nodes.all)} nodes did not come"
-            if self._starts.all_ended and any(not n.hello for n in self.nodes.all):
+            if ended and any(not n.hello for n in self.nodes.all):
                 raise LaunchError(
-                    f"{missed}: what starts them ended with status {self._starts.ended()[0]}.",
+                    f"{missed}: what starts them ended with status {codes[0]}.",
                     next_step="Its own message is above.",
                 )
-            if time.monotonic() > until_s:
+            if late:
                 names = ", ".join(n.name for n in missing[:8])
                 raise LaunchError(
                     f"{missed} within {self.options.connect_s:g} s: {names}.",
@@ -402,9 +404,12 @@ class Conductor:
             elif node.there:
                 self._remark(f"node {node.name} did not say that it ended everything")
         # What starts the nodes may wait for one that is lost, and a killed guard's processes come to us.
-        lost = any(n.lost for n in self.nodes.all)
-        if all(n.gone or n.lost for n in self.nodes.all):
-            self._starts.wait(_STARTS_LOST_S if lost else _GONE_S)
+        wait_s = _STARTS_LOST_S if any(n.lost for n in self.nodes.all) else _GONE_S
+        until_s = time.monotonic() + (
+            wait_s if all(n.gone or n.lost for n in self.nodes.all) else 0.0
+        )
+        while any(p.poll() is None for p in self._starts) and time.monotonic() < until_s:
+            time.sleep(_TICK_S)
         ended, stuck = end_descendants(_GONE_S)
         report.ended += ended
         report.stuck += stuck

@@ -385,59 +385,41 @@ class LaunchNodes:
 # -- how they are started ------------------------------------------------------------------------------
 
 
-class NodeStarts:
-    """Starts all nodes' launchers."""
-
-    def __init__(self, spec: NodeSpec) -> None:
-        place = spec.launch.place
-        environment, count = {**os.environ, SPEC_VARIABLE: spec.to_json()}, str(len(spec.nodes))
-        # On Kubernetes the others ask by themselves. A node's name is for readers of `ps`.
-        here = spec.nodes[:1] if place.scheduler == "kubernetes" else spec.nodes
-        starts = [
-            ([*node_command(), name], {"HEADRACE_NODE_RANK": str(index), "HEADRACE_NODES": count})
-            for index, name in enumerate(here)
-        ]
-        if place.scheduler == "slurm":
-            if shutil.which("srun") is None:
-                raise LaunchError(
-                    "srun is not found, although SLURM_JOB_ID says that this is a Slurm job.",
-                    next_step="Load Slurm's module in the script, or add its programs to PATH.",
-                )
-            # srun reads these as options of its own; what we say must hold.
-            for name in ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK",
-                         "SLURM_TASKS_PER_NODE", "SLURM_DISTRIBUTION", "SLURM_CPU_BIND",
-                         "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU",
-                         "SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_EXACT"):  # fmt: skip
-                environment.pop(name, None)
-            if count != environment.get("SLURM_JOB_NUM_NODES"):
-                environment.pop("SLURM_GPUS", None)  # of all nodes: a part of them has not so many
-            # In the step SLURM_JOB_NAME is the step's own name; agents are to hear the job's.
-            environment["HEADRACE_JOB_NAME"] = place.name
-            starts = [(srun_command(place, spec.nodes), {})]
-        elif place.scheduler == "ray":
-            from headrace.cluster.ray.job import step_command  # which stands on this module
-
-            starts = [(step_command(), {})]
-        # In sessions of their own: Ctrl-C is for us, we tell the nodes what it means.
-        self._processes = [
-            subprocess.Popen(  # noqa: S603
-                command, env=environment | own, stdin=subprocess.DEVNULL, start_new_session=True
+def start_nodes(spec: NodeSpec) -> list[subprocess.Popen[bytes]]:
+    """Starts all nodes' launchers, or what starts them."""
+    place = spec.launch.place
+    environment, count = {**os.environ, SPEC_VARIABLE: spec.to_json()}, str(len(spec.nodes))
+    # On Kubernetes the others ask by themselves. A node's name is for readers of `ps`.
+    here = spec.nodes[:1] if place.scheduler == "kubernetes" else spec.nodes
+    starts = [
+        ([*node_command(), name], {"HEADRACE_NODE_RANK": str(index), "HEADRACE_NODES": count})
+        for index, name in enumerate(here)
+    ]
+    if place.scheduler == "slurm":
+        if shutil.which("srun") is None:
+            raise LaunchError(
+                "srun is not found, although SLURM_JOB_ID says that this is a Slurm job.",
+                next_step="Load Slurm's module in the script, or add its programs to PATH.",
             )
-            for command, own in starts
-        ]  # fmt: skip
+        # srun reads these as options of its own; what we say must hold.
+        for name in ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK",
+                     "SLURM_TASKS_PER_NODE", "SLURM_DISTRIBUTION", "SLURM_CPU_BIND",
+                     "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU",
+                     "SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_EXACT"):  # fmt: skip
+            environment.pop(name, None)
+        if count != environment.get("SLURM_JOB_NUM_NODES"):
+            environment.pop("SLURM_GPUS", None)  # of all nodes: a part of them has not so many
+        # In the step SLURM_JOB_NAME is the step's own name; agents are to hear the job's.
+        environment["HEADRACE_JOB_NAME"] = place.name
+        starts = [(srun_command(place, spec.nodes), {})]
+    elif place.scheduler == "ray":
+        from headrace.cluster.ray.job import step_command  # which stands on this module
 
-    def ended(self) -> list[int]:
-        """The exit statuses of those that have ended."""
-        return [code for p in self._processes if (code := p.poll()) is not None]
-
-    @property
-    def all_ended(self) -> bool:
-        """Whether none runs any more."""
-        return len(self.ended()) == len(self._processes)
-
-    def wait(self, seconds: float) -> None:
-        """Waits for their ends so long."""
-        until_s = time.monotonic() + seconds
-        for process in self._processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, until_s - time.monotonic()))
+        starts = [(step_command(), {})]
+    # In sessions of their own: Ctrl-C is for us, we tell the nodes what it means.
+    return [
+        subprocess.Popen(  # noqa: S603
+            command, env=environment | own, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        for command, own in starts
+    ]  # fmt: skip
