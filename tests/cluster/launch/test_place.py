@@ -41,6 +41,7 @@ def test_a_task_of_an_array_is_named_as_slurm_prints_it():
         ({"CUDA_VISIBLE_DEVICES": "0,1"}, 2),
         ({"CUDA_VISIBLE_DEVICES": "0,-1,1"}, 1),
         ({"CUDA_VISIBLE_DEVICES": ""}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, 0),
         ({}, 0),
     ],
 )

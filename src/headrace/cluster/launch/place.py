@@ -7,6 +7,7 @@ own clock, so that a node whose clock is wrong stops in time all the same.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -29,6 +30,9 @@ REQUEUE_EXIT = 75
 """EX_TEMPFAIL: ends a job that asks its executor to start it again."""
 
 GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+_HIDDEN = {"-1", "NoDevFiles"}
+"""What stands for no GPU; Slurm says the latter to jobs that asked for none."""
+
 _INSIDE = "Start `headrace launch` once, in the batch script or a shell of the allocation."
 _SLURM = Commands(deadline_s=10.0)
 
@@ -278,8 +282,10 @@ def visible_gpus(environment: Mapping[str, str]) -> tuple[str, tuple[str, ...]] 
     """The variable that says which GPUs a process sees, and what it names; None where none says."""
     for name in GPU_VARIABLES:
         if name in environment:
-            gpus = tuple(w.strip() for w in environment[name].split(",") if w.strip())
-            return name, gpus[: gpus.index("-1")] if "-1" in gpus else gpus
+            gpus = (word.strip() for word in environment[name].split(","))
+            return name, tuple(
+                itertools.takewhile(lambda gpu: gpu not in _HIDDEN, filter(None, gpus))
+            )
     return None
 
 
