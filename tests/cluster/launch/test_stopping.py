@@ -114,13 +114,12 @@ def test_ranks_of_a_page_stop_at_the_same_check():
     page.close()
 
 
-def test_ranks_go_on_when_nobody_is_to_leave():
-    page = StopPage(1)
-    slot = attending(page, 0)
-    page.hold()
-    threading.Timer(0.05, page.stop_at, [0]).start()
-    assert slot.check() is False
-    assert slot.check() is False
+def test_who_begins_to_ask_after_the_request_leaves_at_its_first_check_whatever_is_asked_later():
+    page = StopPage(2)
+    for request in (1, 2):
+        page.hold()
+        page.stop_at(request if request == 1 else page.furthest() + 1)
+        assert attending(page, request - 1).check()
     page.close()
 
 
@@ -284,14 +283,34 @@ def test_a_node_that_does_not_count_is_not_waited_for():
     assert agreement.check == 5
 
 
+def test_that_nobody_asks_is_not_said_before_all_nodes_have_said_it():
+    """Ranks of the silent node may be behind their first check, and would part."""
+    agreement = StopAgreement(USR1, 0.0)
+    assert not agreement.counted([-1, None], HOLD_S + 60.0)
+    assert agreement.counted([-1, 8], HOLD_S + 61.0)
+    assert (agreement.phase, agreement.check) == (StopPhase.LEAVING, 9)
+    assert StopAgreement(TERM, 0.0).counted([-1, None], HOLD_S)  # all is ended then
+
+
 def test_nobody_leaves_where_no_script_asks():
     agreement = StopAgreement(USR1, 0.0)
     assert agreement.counted([-1, -1], 0.1)
-    assert (agreement.phase, agreement.check) == (StopPhase.NOBODY, 0)
+    assert (agreement.phase, agreement.check) == (StopPhase.NOBODY, 1)
+    agreement.leaves(100.0)  # who has loaded by then has its time all the same
+    assert agreement.phase is StopPhase.LEAVING
+    assert not agreement.late(109.9)
+    assert agreement.late(110.1)
 
 
-def test_each_sigusr1_reaches_scripts_that_do_not_ask_and_no_repeat_of_it(monkeypatch):
-    monkeypatch.setattr("headrace.cluster.launch.conductor._AGAIN_S", 0.0)
+def test_the_time_limit_does_not_wait_for_ranks_that_begin_to_ask_late():
+    agreement = StopAgreement(StopReason("the time limit", 0, 10.0), 0.0)
+    agreement.counted([-1], 0.1)
+    agreement.leaves(8.0)
+    assert not agreement.late(9.9)
+    assert agreement.late(10.1)
+
+
+def test_each_sigusr1_reaches_scripts_that_do_not_ask():
     launch = Launch.of(JobPlace.here(), LaunchOptions(framework="plain"), ["train.sh"])
     conductor, sent = Conductor(launch), []
     node = NodeState("a", 0)
@@ -304,9 +323,9 @@ def test_each_sigusr1_reaches_scripts_that_do_not_ask_and_no_repeat_of_it(monkey
         conductor._stop_is_over(now_s)
 
     turn(1.0, signal.SIGUSR1)
-    turn(2.0)  # asked again, by the clock
+    turn(2.0)
     turn(3.0, signal.SIGUSR1)
-    assert sent == ["hold", "stop_at", "forward", "hold", "stop_at", "hold", "stop_at", "forward"]
+    assert sent == ["hold", "stop_at", "forward"] * 2
     assert len(conductor.report.remarks) == 1
     conductor._ask(StopReason("the time limit", 0, 10.0), 4.0)
     turn(5.0, signal.SIGUSR1)  # while the nodes count

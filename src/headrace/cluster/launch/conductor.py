@@ -49,8 +49,6 @@ _FAILED_S = 1.0
 _FAILED_GRACE_S = 5.0
 _GONE_S = 15.0
 _STARTS_LOST_S = 2.0
-_AGAIN_S = 2.0
-"""Between two requests to leave, while no rank's script asks for them: it may still load what it needs."""
 
 
 class _NodesLost(LaunchError):
@@ -97,7 +95,6 @@ class Conductor:
         self._agreement: StopAgreement | None = None
         self._failure: RankFailure | None = None
         self._limit_s: float | None = None
-        self._again_s: float | None = None
         self._unheard = 0  # the signal that no script has been told of
         self._meeting: Meeting
         self.nodes: LaunchNodes
@@ -325,19 +322,12 @@ class Conductor:
             self._ask(StopReason(text, number, within_s), now_s)
         if self._limit_s is not None and now_s > self._limit_s:
             self._limit_s = None
-            left_s = self.place.left_s()
+            left_s, now_s = self.place.left_s(), time.monotonic()  # Slurm may take its time
             if left_s is not None and left_s > 2 * before_s + 60:
                 self._limit_s = now_s + left_s - before_s  # somebody gave the job more time
             else:
                 within_s = max(1.0, (left_s or 0.0) - 2.0)
                 self._ask(StopReason("the time limit", 0, within_s), now_s)
-        agreement = self._agreement
-        if agreement is not None and self._again_s is not None and now_s > self._again_s:
-            self._again_s = now_s + _AGAIN_S
-            if agreement.phase is StopPhase.NOBODY:
-                reason = agreement.reason
-                within_s = max(1.0, reason.within_s - (0.0 if reason.number else _AGAIN_S))
-                self._ask(replace(reason, within_s=within_s), now_s)
 
     def _ask(self, reason: StopReason, now_s: float) -> None:
         if self._agreement is None or self._agreement.phase is StopPhase.NOBODY:
@@ -365,12 +355,14 @@ class Conductor:
                     self.nodes.send("forward", number=self._unheard)
                     self._unheard = 0
                     what = "those that handle SIGUSR1 get it"
-                if self._again_s is None:
-                    self._again_s = now_s + _AGAIN_S
-                    self._remark(
-                        f"{reason.text}: the ranks do not ask whether to stop (hr.cluster.should_stop), or "
-                        f"not yet; {what}"
-                    )
+                text = (
+                    f"{reason.text}: the ranks do not ask whether to stop (hr.cluster.should_stop), or "
+                    f"not yet; {what}"
+                )
+                if text not in self.report.remarks:
+                    self._remark(text)
+        if any(note.leaving for node in self.nodes.all for note in node.notes):
+            agreement.leaves(now_s)
         if agreement.late(now_s):
             self._remark(
                 f"{reason.text}: the ranks did not leave within {reason.within_s:g} s, and were ended"

@@ -113,7 +113,7 @@ class Supervisor:
         self._ranks: dict[int, int] = {}
         self._ended: dict[int, int] = {}
         self._one_each = False
-        self._resumed = [0] * spec.launch.plan.ranks_per_node
+        self._news = [(0, 0)] * spec.launch.plan.ranks_per_node
         self._beat_s = 0.0
         self._held_s = float("inf")
         self._over = False
@@ -195,9 +195,9 @@ class Supervisor:
     def _beat(self) -> None:
         if time.monotonic() - self._beat_s > BEAT_S:
             self._beat_s = time.monotonic()
-            resumed = [note.resumed for note in self._page.notes()]
-            if resumed != self._resumed:
-                self._resumed = resumed
+            news = [(note.resumed, note.leaving) for note in self._page.notes()]
+            if news != self._news:
+                self._news = news
                 self._say_ranks()
             self._connection.send("beat")
 

@@ -10,7 +10,8 @@ waiting in a collective for ever. So:
 1. A rank that arrives at its n-th check writes n, then looks at `hold`.
 2. Who wants to stop sets `hold` on all nodes, waits until every rank's write before its look is seen, and
    takes the largest n anywhere, M. Every rank that comes to M + 1 sees `hold`, and waits there.
-3. `stop_at` = M + 1 is written on all nodes: ranks that wait at an earlier check go on, at M + 1 all leave.
+3. `stop_at` = M + 1 is written on all nodes, once and for all: ranks that wait at an earlier check go on, at
+   M + 1 all leave. Where no rank takes part yet M is 0: each leaves at the first check that it comes to.
 
 Nobody is waited for in step 2, so ranks inside a collective cannot block it. `StopAgreement` is the first
 node's side of it: a state machine that is given the nodes' counts and the time.
@@ -146,9 +147,8 @@ class RankSlot(ctypes.Structure):
             return False
         until_s = time.monotonic() + _WAIT_S
         while (stop_at := header.stop_at) == 0:
-            # Nobody decides any more: the launcher is gone, and will end us, if it can.
-            if not header.hold or time.monotonic() > until_s:
-                return False
+            if time.monotonic() > until_s:
+                return False  # nobody decides any more: the launcher is gone, and will end us, if it can
             time.sleep(_POLL_S)
         if self._asked < stop_at:
             return False
@@ -202,10 +202,8 @@ class StopPage:
         return max((note.checks for note in self.notes() if note.attends), default=-1)
 
     def stop_at(self, check: int) -> None:
-        """All leave at this check; 0 lets them all go on."""
-        if check == 0:
-            self._header.hold = 0
-        self._header.stop_at = check
+        """All leave at this check, or at the one that was named before: some may have left there."""
+        self._header.stop_at = self._header.stop_at or check
 
     def notes(self) -> list[RankNote]:
         """What each rank has written."""
@@ -258,17 +256,28 @@ class StopAgreement:
         self.reason = reason
         self.phase = StopPhase.HOLDING
         self.check = 0
+        self._asked_s = now_s
         self._until_s = now_s + HOLD_S
 
     def counted(self, furthest: list[int | None], now_s: float) -> bool:
         """Told the nodes' counts (-1: no rank takes part; None: no answer yet); whether that decides it."""
-        if self.phase is not StopPhase.HOLDING or (None in furthest and now_s < self._until_s):
-            return False
         most = max((n for n in furthest if n is not None), default=-1)
-        self.check = most + 1
-        self.phase = StopPhase.LEAVING if self.check else StopPhase.NOBODY
-        self._until_s = now_s + self.reason.within_s
+        # That nobody takes part is for all to say: ranks that do would not leave at their first check.
+        waits = now_s < self._until_s or (most < 0 and not self.reason.cancels)
+        if self.phase is not StopPhase.HOLDING or (None in furthest and waits):
+            return False
+        self.check = max(most, 0) + 1
+        self.phase = StopPhase.NOBODY
+        if most >= 0:
+            self.leaves(now_s)
         return True
+
+    def leaves(self, now_s: float) -> None:
+        """Told that ranks leave, perhaps long after nobody took part: from now on they have their time."""
+        if self.phase is StopPhase.NOBODY:
+            self.phase = StopPhase.LEAVING
+            since_s = now_s if self.reason.number else self._asked_s  # the time limit does not wait
+            self._until_s = since_s + self.reason.within_s
 
     def late(self, now_s: float) -> bool:
         """Whether ranks that should have left have not."""
