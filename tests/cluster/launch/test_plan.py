@@ -169,6 +169,24 @@ def test_settings_have_reasons_and_never_override_the_users():
     assert not any(name.startswith(("NCCL", "GLOO")) for name in without)
 
 
+def spec_of(*nodes):
+    place = JobPlace(scheduler="slurm", job_id="1", nodes=nodes, name="train")
+    launch = Launch.of(place, LaunchOptions(stop_before_s=60.5), ["train.py"])
+    return NodeSpec(addresses=("a",), port=1, token="t", launch=launch, variables={"A": "b"})
+
+
+def test_what_nodes_are_told_of_ten_thousand_of_them_fits_into_a_variable():
+    spec = spec_of(*(f"r{i % 97:02d}-gpu{i * 7919 % 100_000:05d}.cluster" for i in range(10_000)))
+    assert len(spec.encode()) < 128 << 10
+    assert NodeSpec.parse(spec.encode()) == spec
+
+
+@pytest.mark.parametrize("text", ["", "{}", "words", spec_of("a", "b").encode()[:-9]])
+def test_what_is_no_word_of_the_first_node_is_refused(text):
+    with pytest.raises(LaunchError, match="HEADRACE_LAUNCH_SPEC cannot be understood"):
+        NodeSpec.parse(text)
+
+
 def test_in_a_step_the_jobs_name_is_told_beside_the_steps(monkeypatch):
     started = []
     monkeypatch.setattr(
@@ -176,10 +194,8 @@ def test_in_a_step_the_jobs_name_is_told_beside_the_steps(monkeypatch):
     )
     monkeypatch.setattr(nodes.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setenv("SLURM_JOB_NAME", "train")
-    of_two = JobPlace(scheduler="slurm", job_id="1", nodes=("a", "b"), name="train")
-    launch = Launch.of(of_two, LaunchOptions(stop_before_s=60.5), ["train.py"])
-    spec = NodeSpec(addresses=("a",), port=1, token="t", launch=launch, variables={"A": "b"})
-    assert NodeSpec.parse(spec.to_json()) == spec
+    spec = spec_of("a", "b")
+    assert NodeSpec.parse(spec.encode()) == spec
     start_nodes(spec)
     [(command, environment)] = started
     assert "--job-name=headrace-launch" in command

@@ -159,7 +159,7 @@ class Conductor:
             token=self._token, launch=self._launch._replace(options=replace(options, stage=sources)),
             variables=self._variables,
         )  # fmt: skip
-        nodes.invitation = spec.to_json()
+        nodes.invitation = spec.encode()
         parts.callback(end_descendants, _GONE_S)
         self._starts = start_nodes(spec)
 

@@ -9,6 +9,7 @@ secret; a line that is no message of ours, or too long, ends the connection.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hmac
 import json
@@ -19,6 +20,7 @@ import signal
 import socket
 import subprocess
 import time
+import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 # -- a connection --------------------------------------------------------------------------------------
 
 SPEC_VARIABLE = "HEADRACE_LAUNCH_SPEC"
+_SPEC_BYTES_MAX = 64 << 20  # of a launch on a million nodes
 MARK_VARIABLE = "HEADRACE_LAUNCH"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 """By which a job is asked to end or to start again; those that a node gets it hands on to the first one."""
@@ -67,16 +70,17 @@ class NodeSpec:
         """Names, in the order of their indices."""
         return self.launch.plan.nodes
 
-    def to_json(self) -> str:
-        """For the environment."""
-        return msgspec.json.encode(self).decode()
+    def encode(self) -> str:
+        """For the environment, where a variable has 128 KiB: compressed, since it names each node."""
+        return base64.b85encode(zlib.compress(msgspec.json.encode(self))).decode()
 
     @classmethod
     def parse(cls, text: str) -> NodeSpec:
-        """What `to_json` gave; LaunchError if it is something else."""
+        """What `encode` gave; LaunchError if it is something else."""
         try:
-            return msgspec.json.decode(text, type=cls)
-        except msgspec.MsgspecError as e:
+            data = zlib.decompressobj().decompress(base64.b85decode(text), _SPEC_BYTES_MAX)
+            return msgspec.json.decode(data, type=cls)
+        except (ValueError, zlib.error, msgspec.MsgspecError) as e:
             raise LaunchError(
                 f"{SPEC_VARIABLE} cannot be understood: {e}.",
                 next_step="`headrace launch` sets it; do not start this program yourself.",
@@ -388,7 +392,7 @@ class LaunchNodes:
 def start_nodes(spec: NodeSpec) -> list[subprocess.Popen[bytes]]:
     """Starts all nodes' launchers, or what starts them."""
     place = spec.launch.place
-    environment, count = {**os.environ, SPEC_VARIABLE: spec.to_json()}, str(len(spec.nodes))
+    environment, count = {**os.environ, SPEC_VARIABLE: spec.encode()}, str(len(spec.nodes))
     # On Kubernetes the others ask by themselves. A node's name is for readers of `ps`.
     here = spec.nodes[:1] if place.scheduler == "kubernetes" else spec.nodes
     starts = [
