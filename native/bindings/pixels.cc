@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -58,46 +59,74 @@ struct PoolHandle {
   PoolHandle& operator=(const PoolHandle&) = delete;
 };
 
-Recipe make_recipe(int height, int width, const std::string& crop, int short_side,
-                   std::pair<double, double> area, std::pair<double, double> aspect, double flip,
-                   double flip_vertical, const std::string& filter, const std::string& type,
-                   bool planar, bool scaled, bool orient, int keep_short, int32_t background,
-                   uint64_t max_pixels, const std::vector<float>& mean,
-                   const std::vector<float>& std) {
+// A field of headrace.Images. Throws Error(kInvalidArgument) where it has another type.
+template <class T>
+T field(nb::handle images, const char* name) {
+  const nb::object value = images.attr(name);
+  T result;
+  if (nb::try_cast(value, result)) return result;
+  throw Error(ErrorKind::kInvalidArgument, std::string(name) + " is " + nb::repr(value).c_str() +
+                                               ", which has the wrong type or is out of bounds");
+}
+
+// Fields that `images` leaves open, or has in another form, are given beside it.
+Recipe make_recipe(nb::handle images, int height, int width, double flip, double flip_vertical,
+                   int short_side, int keep_short, int32_t background, int blur_kernel,
+                   int32_t erase_value) {
+  using pixels::Crop, pixels::Filter, pixels::Type, pixels::Policy;
+  using Pair = std::array<double, 2>;
+  const auto word = [&](const char* name) { return field<std::string>(images, name); };
   Recipe recipe;
   recipe.height = height;
   recipe.width = width;
-  using pixels::Crop, pixels::Filter, pixels::Type;
   recipe.crop = choice<Crop>(
-      crop, {{"random", Crop::kRandom}, {"center", Crop::kCenter}, {"stretch", Crop::kStretch}},
-      "crop");
+      word("crop"),
+      {{"random", Crop::kRandom}, {"center", Crop::kCenter}, {"stretch", Crop::kStretch}}, "crop");
   recipe.short_side = short_side;
-  recipe.area = {area.first, area.second};
-  recipe.aspect = {aspect.first, aspect.second};
+  recipe.area = field<Pair>(images, "scale");
+  recipe.aspect = field<Pair>(images, "ratio");
   recipe.flip = flip;
   recipe.flip_vertical = flip_vertical;
-  recipe.filter = choice<Filter>(filter,
+  recipe.filter = choice<Filter>(word("filter"),
                                  {{"box", Filter::kBox},
                                   {"bilinear", Filter::kBilinear},
                                   {"hamming", Filter::kHamming},
                                   {"bicubic", Filter::kBicubic},
                                   {"lanczos", Filter::kLanczos}},
                                  "filter");
-  recipe.type = choice<Type>(type,
+  recipe.type = choice<Type>(word("dtype"),
                              {{"uint8", Type::kUint8},
                               {"float16", Type::kFloat16},
                               {"bfloat16", Type::kBfloat16},
                               {"float32", Type::kFloat32}},
                              "dtype");
-  recipe.planar = planar;
-  recipe.scaled = scaled;
-  recipe.orient = orient;
+  recipe.planar = choice<bool>(word("layout"), {{"nchw", true}, {"nhwc", false}}, "layout");
+  recipe.scaled = !field<bool>(images, "exact");
+  recipe.orient = field<bool>(images, "orient");
   recipe.keep_short = keep_short;
   recipe.background = background;
-  recipe.pixels_max = max_pixels;
-  expect(mean.size() == 3 && std.size() == 3, "mean and std are not three numbers each");
-  std::copy_n(mean.begin(), 3, recipe.mean.begin());
-  std::copy_n(std.begin(), 3, recipe.deviation.begin());
+  recipe.pixels_max = field<uint64_t>(images, "max_pixels");
+  recipe.mean = field<std::array<float, 3>>(images, "mean");
+  recipe.deviation = field<std::array<float, 3>>(images, "std");
+  const auto policy = field<std::optional<std::string>>(images, "augment");
+  recipe.augmentations = {
+      .padding = field<int>(images, "padding"),
+      .policy = policy ? choice<Policy>(*policy,
+                                        {{"randaugment", Policy::kRandAugment},
+                                         {"trivialaugment", Policy::kTrivialAugment}},
+                                        "augment")
+                       : Policy::kNone,
+      .operations = field<int>(images, "operations"),
+      .magnitude = field<int>(images, "magnitude"),
+      .jitter = field<std::array<double, 4>>(images, "jitter"),
+      .grey = field<double>(images, "grey"),
+      .blur = field<double>(images, "blur"),
+      .blur_sigma = field<Pair>(images, "blur_sigma"),
+      .blur_kernel = blur_kernel,
+      .erase = field<double>(images, "erase"),
+      .erase_scale = field<Pair>(images, "erase_scale"),
+      .erase_ratio = field<Pair>(images, "erase_ratio"),
+      .erase_value = erase_value};
   recipe.check();
   return recipe;
 }
@@ -149,6 +178,35 @@ std::vector<pixels::Step> steps_of(const std::optional<StepsIn>& steps, uint64_t
   expect(steps->shape(0) == pictures, "there are not augmentations for each picture");
   const auto* first = reinterpret_cast<const pixels::Step*>(steps->data());
   return {first, first + steps->shape(0) * steps->shape(1)};
+}
+
+std::vector<pixels::Step> drawn(const Recipe& recipe, uint64_t seed, uint64_t epoch,
+                                std::span<const int64_t> indices) {
+  return pixels::draw_steps(recipe.augmentations, recipe.width, recipe.height, seed, epoch,
+                            indices);
+}
+
+using StepsOut = nb::ndarray<nb::numpy, const double, nb::ndim<3>>;
+
+StepsOut steps_out(const std::vector<pixels::Step>& steps, uint64_t pictures, size_t each,
+                   nb::handle owner) {
+  return StepsOut(steps.data(), {pictures, each, sizeof(pixels::Step) / sizeof(double)}, owner);
+}
+
+std::optional<StepsOut> recipe_steps(const Recipe& recipe, uint64_t seed, uint64_t epoch,
+                                     const ArrayIn<int64_t>& indices) {
+  const size_t each = recipe.augmentations.count();
+  if (each == 0) return std::nullopt;
+  auto* steps = new std::vector(drawn(recipe, seed, epoch, view(indices)));
+  const nb::capsule owner(
+      steps, [](void* p) noexcept { delete static_cast<std::vector<pixels::Step>*>(p); });
+  return steps_out(*steps, indices.size(), each, owner);
+}
+
+StepsOut job_steps(nb::handle_t<DecodeJob> self) {
+  const auto& job = nb::cast<const DecodeJob&>(self);
+  const uint64_t pictures = job.batch->samples;
+  return steps_out(job.steps, pictures, pictures == 0 ? 0 : job.steps.size() / pictures, self);
 }
 
 using RgbIn = nb::ndarray<const uint8_t, nb::shape<-1, -1, 3>, nb::c_contig, nb::device::cpu>;
@@ -260,7 +318,9 @@ nb::dict pool_stats(const PoolHandle& handle) {
 
 nb::bytes decode_one(const Recipe& recipe, const nb::bytes& encoded, uint64_t seed, uint64_t epoch,
                      uint64_t index, const std::optional<StepsIn>& given_steps) {
-  const std::vector<pixels::Step> steps = steps_of(given_steps, 1);
+  const std::array indices = {static_cast<int64_t>(index)};
+  const std::vector<pixels::Step> steps =
+      given_steps ? steps_of(given_steps, 1) : drawn(recipe, seed, epoch, indices);
   check(steps, recipe.width, recipe.height);
   std::vector<uint8_t> out(recipe.output_bytes());
   const std::span<const uint8_t> bytes(static_cast<const uint8_t*>(encoded.data()), encoded.size());
@@ -280,6 +340,16 @@ void register_pixels(nb::module_& m) {
   m.def("decode_picture", &decode_one, "recipe"_a, "encoded"_a, "seed"_a, "epoch"_a, "index"_a,
         "steps"_a = nb::none(),
         "One picture, in the calling thread. ValueError: why it cannot be decoded.");
+  m.def(
+      "augmentation",
+      [](const std::string& name, double magnitude, int width, int height) {
+        const pixels::Step step = pixels::operator_step(name, magnitude, width, height);
+        std::vector<double> numbers{step.op};
+        numbers.insert(numbers.end(), step.values.begin(), step.values.end());
+        return numbers;
+      },
+      "name"_a, "magnitude"_a, "width"_a, "height"_a,
+      "The step of one of the operators of torchvision's policies: see steps.h.");
   m.def("picture_size", &picture_size, "encoded"_a,
         "Width and height, as the header says; None: it cannot be read here.");
   m.def(
@@ -294,10 +364,10 @@ void register_pixels(nb::module_& m) {
       "their lengths, and an index into `rewrite_outcomes` of each. See rewrite.h.");
   m.attr("rewrite_outcomes") = nb::tuple(nb::cast(pixels::kOutcomeNames));
   nb::class_<Recipe>(m, "PictureRecipe", "What pictures become: see recipe.h.")
-      .def_static("make", &make_recipe, nb::kw_only(), "height"_a, "width"_a, "crop"_a,
-                  "short_side"_a, "area"_a, "aspect"_a, "flip"_a, "flip_vertical"_a, "filter"_a,
-                  "dtype"_a, "planar"_a, "scaled"_a, "orient"_a, "keep_short"_a, "background"_a,
-                  "max_pixels"_a, "mean"_a, "std"_a)
+      .def_static("make", &make_recipe, "images"_a, nb::kw_only(), "height"_a, "width"_a, "flip"_a,
+                  "flip_vertical"_a, "short_side"_a, "keep_short"_a, "background"_a,
+                  "blur_kernel"_a, "erase_value"_a,
+                  "Of a headrace.Images. ValueError: it cannot be done.")
       .def_prop_ro("output_bytes", &Recipe::output_bytes)
       .def(
           "draw",
@@ -311,7 +381,10 @@ void register_pixels(nb::module_& m) {
           "width"_a, "height"_a, "seed"_a, "epoch"_a, "index"_a,
           nb::sig("def draw(self, width: int, height: int, seed: int, epoch: int, index: int) -> "
                   "tuple[float, float, float, float, int, int, bool, bool]"),
-          "Where a picture of this size is cut: origin, scale and first output of x and y; flips.");
+          "Where a picture of this size is cut: origin, scale and first output of x and y; flips.")
+      .def("steps", &recipe_steps, "seed"_a, "epoch"_a, "indices"_a,
+           "What is done to pictures after that: float64, shape (pictures, steps, 7), in the order "
+           "of augment.h's Step; None: nothing ever is.");
   nb::class_<DecodeJob>(m, "DecodeJob", "A batch that is being decoded.")
       .def("wait", &DecodeJob::wait, "seconds"_a, nb::call_guard<WithoutGil>(),
            "Whether it is done, after at most so many seconds.")
@@ -337,6 +410,7 @@ void register_pixels(nb::module_& m) {
           "The batch with its pictures as PPM, reduced, but for those that cannot be decoded here.")
       .def_prop_ro("masks", &mask_bytes, "uint8, shape (samples, pixels of one), likewise.")
       .def_prop_ro("mappings", &mappings, "float64, shape (samples, 4): see decode.h.")
+      .def_prop_ro("steps", &job_steps, "What was done to them: see `PictureRecipe.steps`.")
       .def_prop_ro(
           "failures",
           [](const DecodeJob& job) {
@@ -374,8 +448,8 @@ void register_pixels(nb::module_& m) {
       .def(
           "submit",
           [](PoolHandle& handle, const Recipe& recipe, uint64_t seed, uint64_t epoch,
-             std::shared_ptr<io::Batch> batch, uint64_t part, const std::optional<StepsIn>& steps,
-             std::optional<uint64_t> mask_part, uint8_t mask_fill) {
+             std::shared_ptr<io::Batch> batch, uint64_t part, std::optional<uint64_t> mask_part,
+             uint8_t mask_fill) {
             pixels::DecodeRequest request{.recipes = {recipe},
                                           .batch = std::move(batch),
                                           .part = part,
@@ -384,14 +458,12 @@ void register_pixels(nb::module_& m) {
                                           .steps = {},
                                           .mask_part = mask_part,
                                           .mask_fill = mask_fill};
-            request.steps = steps_of(steps, request.batch->samples);
             const WithoutGil released;
+            request.steps = drawn(recipe, seed, epoch, request.batch->indices);
             return handle.pool->submit(std::move(request));
           },
-          "recipe"_a, "seed"_a, "epoch"_a, "batch"_a, "part"_a, "steps"_a = nb::none(),
-          "mask_part"_a = nb::none(), "mask_fill"_a = 0,
-          "Queues one batch; returns at once. Steps: float64, shape (samples, of each, 7), in the "
-          "order of augment.h's Step.")
+          "recipe"_a, "seed"_a, "epoch"_a, "batch"_a, "part"_a, "mask_part"_a = nb::none(),
+          "mask_fill"_a = 0, "Queues one batch; returns at once.")
       .def(
           "reduce",
           [](PoolHandle& handle, const Recipe& recipe, std::shared_ptr<io::Batch> batch,
@@ -409,7 +481,9 @@ void register_pixels(nb::module_& m) {
           "The same for encoded pictures, bytes each, of which each is decoded once and becomes an "
           "output by each recipe, cut as given: int32, shape (pictures x recipes, 12), in the "
           "order "
-          "of recipe.h's Cut; steps likewise.")
+          "of recipe.h's Cut; steps: float64, shape (pictures x recipes, of each, 7), in the order "
+          "of "
+          "augment.h's Step.")
       .def(
           "turn", [](PoolHandle& handle, unsigned threads) { handle.pool->turn(threads); },
           "threads"_a)

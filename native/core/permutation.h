@@ -42,6 +42,7 @@ enum class Purpose : uint64_t {
   kMembers = 5,
   kResident = 8,
   kPictures = 9,
+  kAugmentations = 10,
   kParts = 15,
 };
 

@@ -1,8 +1,7 @@
 // Augmentations: operators on a crop's 8-bit pixels, between its resize and its layout.
 //
 // Each is Pillow's operator of the same name, equal to the last bit; the blur is torchvision's,
-// within a level. Which of them a picture gets, and how strongly, was drawn before:
-// headrace/plane/augment.py.
+// within a level. Which of them a picture gets, and how strongly, was drawn before: steps.h.
 #pragma once
 
 #include <array>

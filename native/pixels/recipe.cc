@@ -6,28 +6,10 @@
 
 #include "core/error.h"
 #include "core/permutation.h"
+#include "pixels/random.h"
 
 namespace headrace::pixels {
 namespace {
-
-// A stream of random numbers: SplitMix64 from a key (Steele, Lea and Flood 2014).
-class Random {
- public:
-  explicit Random(const Draw& draw)
-      : state_(derive_key(draw.seed, Purpose::kPictures, {draw.epoch, draw.index})) {}
-
-  // In [0, 1), 53 bits.
-  double uniform() {
-    state_ += kGolden;
-    return static_cast<double>(mix64(state_) >> 11) * 0x1p-53;
-  }
-  double uniform(double low, double high) { return low + (high - low) * uniform(); }
-  // In [0, n).
-  int below(int n) { return std::min(n - 1, static_cast<int>(uniform() * n)); }
-
- private:
-  uint64_t state_;
-};
 
 // Sets the part of a picture: ten tries for a random area and aspect that fit, then the middle, as
 // torchvision's RandomResizedCrop does.
@@ -123,6 +105,7 @@ void Recipe::check() const {
     expect(std::isfinite(mean[c]) && std::isfinite(deviation[c]) && deviation[c] > 0,
            "a mean is not finite, or a deviation not positive");
   }
+  augmentations.check();
   expect((crop == Crop::kGiven) == (cuts != nullptr),
          "cuts are given without a crop that uses them");
   for (size_t i = 0; cuts && i < cuts->size(); ++i) {
@@ -167,7 +150,7 @@ int Plan::shift() const {
 }
 
 Plan draw(const Recipe& recipe, int width, int height, const Draw& what) {
-  Random random(what);
+  Random random(derive_key(what.seed, Purpose::kPictures, {what.epoch, what.index}));
   Cut cut{.width = width,
           .height = height,
           .columns = width,

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "pixels/augment.h"
+#include "pixels/steps.h"
 
 namespace headrace::pixels {
 
@@ -68,6 +69,7 @@ struct Recipe {
   // (value / 255 - mean) / deviation, of all types but kUint8.
   std::array<float, 3> mean{0, 0, 0};
   std::array<float, 3> deviation{1, 1, 1};
+  Augmentations augmentations{};                 // of the output, once it is upright and flipped
   std::shared_ptr<const std::vector<Cut>> cuts;  // kGiven alone: by `Draw::index`
 
   // Throws Error(kInvalidArgument).
@@ -80,7 +82,8 @@ struct Recipe {
   size_t output_bytes() const { return 3 * bytes_of(type) * output_pixels(); }
 };
 
-// Which random numbers a picture gets, and what was drawn with others: steps that `check` accepts.
+// Which random numbers a picture gets, and what was drawn with others: steps that `check` accepts,
+// by `draw_steps` or by somebody else.
 struct Draw {
   uint64_t seed = 0;
   uint64_t epoch = 0;

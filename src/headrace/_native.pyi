@@ -719,6 +719,11 @@ def decode_picture(recipe: PictureRecipe, encoded: bytes, seed: int, epoch: int,
     One picture, in the calling thread. ValueError: why it cannot be decoded.
     """
 
+def augmentation(name: str, magnitude: float, width: int, height: int) -> list[float]:
+    """
+    The step of one of the operators of torchvision's policies: see steps.h.
+    """
+
 def picture_size(encoded: bytes) -> tuple[int, int] | None:
     """Width and height, as the header says; None: it cannot be read here."""
 
@@ -733,7 +738,8 @@ class PictureRecipe:
     """What pictures become: see recipe.h."""
 
     @staticmethod
-    def make(*, height: int, width: int, crop: str, short_side: int, area: tuple[float, float], aspect: tuple[float, float], flip: float, flip_vertical: float, filter: str, dtype: str, planar: bool, scaled: bool, orient: bool, keep_short: int, background: int, max_pixels: int, mean: Sequence[float], std: Sequence[float]) -> PictureRecipe: ...
+    def make(images: object, *, height: int, width: int, flip: float, flip_vertical: float, short_side: int, keep_short: int, background: int, blur_kernel: int, erase_value: int) -> PictureRecipe:
+        """Of a headrace.Images. ValueError: it cannot be done."""
 
     @property
     def output_bytes(self) -> int: ...
@@ -741,6 +747,11 @@ class PictureRecipe:
     def draw(self, width: int, height: int, seed: int, epoch: int, index: int) -> tuple[float, float, float, float, int, int, bool, bool]:
         """
         Where a picture of this size is cut: origin, scale and first output of x and y; flips.
+        """
+
+    def steps(self, seed: int, epoch: int, indices: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.float64], dict(shape=(None, None, None), writable=False)] | None:
+        """
+        What is done to pictures after that: float64, shape (pictures, steps, 7), in the order of augment.h's Step; None: nothing ever is.
         """
 
 class DecodeJob:
@@ -777,6 +788,10 @@ class DecodeJob:
         """float64, shape (samples, 4): see decode.h."""
 
     @property
+    def steps(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None, None, None), writable=False)]:
+        """What was done to them: see `PictureRecipe.steps`."""
+
+    @property
     def failures(self, /) -> list[tuple[int, str, bool]]:
         """
         Samples that could not be decoded, why, and whether that is their masks' fault. Their pixels are zeros.
@@ -805,10 +820,8 @@ class DecodePool:
     def keeps(self, indices: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
         """Whether each of these pictures is kept: uint8, 1 or 0."""
 
-    def submit(self, recipe: PictureRecipe, seed: int, epoch: int, batch: Batch, part: int, steps: Annotated[NDArray[numpy.float64], dict(shape=(None, None, 7), order='C', device='cpu', writable=False)] | None = None, mask_part: int | None = None, mask_fill: int = 0) -> DecodeJob:
-        """
-        Queues one batch; returns at once. Steps: float64, shape (samples, of each, 7), in the order of augment.h's Step.
-        """
+    def submit(self, recipe: PictureRecipe, seed: int, epoch: int, batch: Batch, part: int, mask_part: int | None = None, mask_fill: int = 0) -> DecodeJob:
+        """Queues one batch; returns at once."""
 
     def reduce(self, recipe: PictureRecipe, batch: Batch, part: int) -> DecodeJob:
         """
@@ -817,7 +830,7 @@ class DecodePool:
 
     def submit_given(self, recipes: Sequence[PictureRecipe], pictures: tuple[bytes, ...], cuts: Annotated[NDArray[numpy.int32], dict(shape=(None, 12), order='C', device='cpu', writable=False)], steps: Annotated[NDArray[numpy.float64], dict(shape=(None, None, 7), order='C', device='cpu', writable=False)] | None = None) -> DecodeJob:
         """
-        The same for encoded pictures, bytes each, of which each is decoded once and becomes an output by each recipe, cut as given: int32, shape (pictures x recipes, 12), in the order of recipe.h's Cut; steps likewise.
+        The same for encoded pictures, bytes each, of which each is decoded once and becomes an output by each recipe, cut as given: int32, shape (pictures x recipes, 12), in the order of recipe.h's Cut; steps: float64, shape (pictures x recipes, of each, 7), in the order of augment.h's Step.
         """
 
     def turn(self, threads: int) -> None: ...

@@ -20,7 +20,7 @@ from tests.plane.test_images import (
 import headrace as hr
 from headrace import _native
 from headrace.order.hash import Purpose, derive_key
-from headrace.plane.augment import OPERATORS, Op, mix, operator
+from headrace.plane.augment import Op, mix
 
 ENHANCERS = {
     Op.BRIGHTNESS: ImageEnhance.Brightness,
@@ -101,6 +101,7 @@ def named(im: Image.Image, name: str, magnitude: float) -> Image.Image:
                 "Identity": Image.Image.copy,
                 "AutoContrast": ImageOps.autocontrast,
                 "Equalize": ImageOps.equalize,
+                "Invert": ImageOps.invert,
             }[name](im)
     return im.transform(im.size, Image.Transform.AFFINE, matrix)
 
@@ -115,6 +116,11 @@ def pictures():
     yield Image.new("RGB", (50, 40), (3, 9, 200))
 
 
+OPERATORS = (
+    "Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast",
+    "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize", "Invert",
+)  # fmt: skip
+
 MAGNITUDES = {
     "Posterize": (2, 5, 8),
     "Solarize": (0, 17, 127.5, 255),
@@ -128,8 +134,8 @@ MAGNITUDES = {
 def test_every_operator_is_pillows_to_the_last_bit(name):
     magnitudes = MAGNITUDES.get(name, (0.0, -0.9, 0.27, 0.99))
     for im in pictures():
-        steps = operator(name, np.array(magnitudes, np.float64), *im.size)
-        for magnitude, step in zip(magnitudes, steps, strict=True):
+        for magnitude in magnitudes:
+            step = _native.augmentation(name, magnitude, *im.size)
             expected = named(im, name, magnitude)
             np.testing.assert_array_equal(with_steps(im, step), expected, f"{magnitude} {im.size}")
 
@@ -138,8 +144,8 @@ def test_pixels_between_others_are_pillows_to_the_last_bit():
     """Turned, sheared, shifted by parts of a pixel, and scaled up and down."""
     for im in pictures():
         steps = [
-            *operator("Rotate", np.array([0, 90, -17.3, 135.0]), *im.size),
-            *operator("ShearX", np.array([0.3]), *im.size),
+            *(_native.augmentation("Rotate", angle, *im.size) for angle in (0, 90, -17.3, 135)),
+            _native.augmentation("ShearX", 0.3, *im.size),
             (Op.AFFINE, 1, 0, 0.5, 0, 1, -0.25), (Op.AFFINE, 0.3, 0.1, -2.7, -0.05, 0.4, 3.3),
             (Op.AFFINE, 2.5, 0, -9, 0.3, 1.9, -7), (Op.AFFINE, -1, 0, im.width, 0, -1, im.height),
         ]  # fmt: skip
@@ -309,6 +315,42 @@ def test_draws_are_those_of_the_plain_definition():
         assert (erase[0] == Op.ERASE) == wanted
         if wanted:
             assert tuple(erase[1:5]) == rectangle
+
+
+@pytest.mark.parametrize("policy", ["randaugment", "trivialaugment"])
+def test_policies_are_those_of_the_plain_definition(policy):
+    wide = policy == "trivialaugment"
+    images = hr.Images(
+        size=(40, 64),
+        crop="stretch",
+        padding=7,
+        augment=policy,
+        operations=3,
+        magnitude=11,
+        grey=0.4,
+    )
+    for index in range(300):
+        numbers = Numbers(3, 1, index)
+        shift = [numbers.below(15) - 7 for _ in range(2)]
+        expected = [[Op.AFFINE, 1, 0, shift[0], 0, 1, shift[1]]]
+        for _ in range(1 if wide else 3):
+            name, level = OPERATORS[numbers.below(14)], numbers.below(31) / 30
+            sign = -1 if numbers.uniform() < 0.5 else 1
+            level = level if wide else 11 / 30
+            most = {
+                "ShearX": (0.3, 0.99), "ShearY": (0.3, 0.99), "Rotate": (30, 135),
+                "TranslateX": (150 / 331 * 64, 32), "TranslateY": (150 / 331 * 40, 32),
+            }.get(name, (0.9, 0.99))  # fmt: skip
+            magnitude = sign * level * most[wide]
+            if name == "Posterize":
+                magnitude = 8 - round(level * (6 if wide else 4))
+            if name == "Solarize":
+                magnitude = 255 * (1 - level)
+            expected.append(_native.augmentation(name, magnitude, 64, 40))
+        for _ in range(4):
+            numbers.uniform()  # of the jitter, drawn in any case
+        expected.append([Op.COLOUR if numbers.uniform() < 0.4 else 0, *[0] * 6])
+        np.testing.assert_array_equal(images.steps(3, 1, np.array([index]))[0], expected)
 
 
 def test_policies_choose_among_all_operators_evenly_and_span_their_magnitudes():

@@ -67,7 +67,6 @@ class Decoded(NamedTuple):
 
     native: _native.Batch
     job: _native.DecodeJob
-    steps: NDArray[np.float64] | None
 
 
 class PendingPixels:
@@ -360,18 +359,10 @@ class Decoding(_DecodeThreads):
                 free = RETAIN_ALL
             self._pool = pool = _native.DecodePool(self._threads, free, self._keep_bytes())
             self._pid = os.getpid()
-        steps = self.images.steps(self.seed, epoch, native.indices)
         job = pool.submit(
-            self._recipe,
-            self.seed,
-            epoch,
-            native,
-            self._part,
-            steps,
-            self._mask,
-            self.images.mask_fill,
+            self._recipe, self.seed, epoch, native, self._part, self._mask, self.images.mask_fill
         )
-        return Decoded(native, job, steps)
+        return Decoded(native, job)
 
     def _keep_bytes(self) -> int:
         served = self.below is not None and self.below.attached
@@ -443,7 +434,7 @@ class Decoding(_DecodeThreads):
         Raises:
             DecodeError: a picture cannot be decoded and `on_error` is `raise`; names the sample.
         """
-        native, job, steps = decoded
+        native, job = decoded
         refused = _Refused(native, names, on_error, skipped, [])
         wanted = np.ones(native.samples, np.bool_) if keep is None else keep
         for sample, reason, of_mask in job.failures:
@@ -475,8 +466,8 @@ class Decoding(_DecodeThreads):
             batch.masks = masks if keep is None else masks[keep]
         if boxes is not None:
             at = list(boxes)
-            drawn = None if steps is None else steps[at]
-            batch.boxes = moved_boxes(self.images, list(boxes.values()), job.mappings[at], drawn)
+            given = list(boxes.values())
+            batch.boxes = moved_boxes(self.images, given, job.mappings[at], job.steps[at])
         job.let_go()  # who keeps pixels keeps no batch of the node daemon's
         if self.images.mixup or self.images.cutmix:
             batch.mixed = augment.mix(
@@ -580,7 +571,7 @@ def moved_boxes(
     images: Images,
     boxes: Sequence[NDArray[np.float64]],
     mappings: NDArray[np.float64],
-    steps: NDArray[np.float64] | None,
+    steps: NDArray[np.float64],
 ) -> list[NDArray[np.float32]]:
     """The boxes of some samples in pixels of the output, cut off at its edges.
 
@@ -591,7 +582,7 @@ def moved_boxes(
     to = np.zeros((len(mappings), 3, 3))
     to[:, 0, 0], to[:, 0, 2], to[:, 1, 1], to[:, 1, 2] = mappings.T
     to[:, 2, 2] = 1
-    for step in () if steps is None else steps.transpose(1, 0, 2):
+    for step in steps.transpose(1, 0, 2):
         back = np.broadcast_to(np.eye(3), to.shape).copy()  # steps say where an output comes from
         at = np.isin(step[:, 0], (Op.AFFINE, Op.AFFINE_BILINEAR))
         back[at, :2] = step[at, 1:].reshape(-1, 2, 3)

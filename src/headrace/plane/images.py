@@ -7,20 +7,21 @@ index): the same on any number of ranks and threads, and after any resume.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
 from headrace import _native
-from headrace.plane import augment
-from headrace.plane.augment import expect
 from headrace.plane.batch import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import ArrayLike, NDArray
+
+    from headrace.plane.augment import MixedLabels
 
 TOO_LARGE: Final = " of max_pixels"
 """How reasons end, the native decoders' and Pillow's, of pictures that are too large."""
@@ -34,6 +35,15 @@ _DTYPES: Final = {
     "bfloat16": np.uint16,  # its bits: numpy has no such type
     "float32": np.float32,
 }
+
+_BOUNDS: Final = {
+    "operations": (1, 16), "magnitude": (0, 30), "grey": (0, 1), "blur": (0, 1), "erase": (0, 1),
+    "mixup": (0, 100), "cutmix": (0, 100), "mask_fill": (0, 255),
+}  # fmt: skip
+"""Of fields that are one number. What is not here, native code checks."""
+
+_PAIRS: Final = {"blur_sigma": 1 << 14, "erase_scale": 1, "erase_ratio": sys.float_info.max}
+"""Of fields that are a low and a high number, which are positive: the most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,15 +189,39 @@ class Images:
     """What becomes of boxes of which nothing is left within the output."""
 
     def __post_init__(self) -> None:
-        if self.mask is not None or self.boxes is not None:
-            mixed = self.mixup or self.cutmix
-            if mixed or self.keep is not None:
-                other = "mixup and cutmix" if mixed else "keep='decoded'"
-                raise ValueError(f"masks and boxes do not go with {other}: leave one of them out")
-        expect(0 <= self.mask_fill <= 255, "mask_fill", self.mask_fill, "0 to 255")
-        kept = self.empty_boxes in ("drop", "keep")
-        expect(kept, "empty_boxes", self.empty_boxes, "'drop' or 'keep'")
+        for name, (low, high) in _BOUNDS.items():
+            self._expect(name, low <= getattr(self, name) <= high, f"{low} to {high}")
+        for name, most in _PAIRS.items():
+            low, high = getattr(self, name)
+            self._expect(name, 0 < low <= high <= most, f"0 < low <= high <= {most:g}")
+        self._expect("keep", self.keep in (None, "decoded"), "'decoded' or None")
+        self._expect("keep_bytes", self.keep_bytes is None or self.keep_bytes >= 1, "at least 1")
+        self._expect("empty_boxes", self.empty_boxes in ("drop", "keep"), "'drop' or 'keep'")
+        strong = len(self.jitter) == 4 and all(0 <= each <= 100 for each in self.jitter)
+        strengths = "brightness, contrast, saturation (0 and more) and hue (0 to 0.5)"
+        self._expect("jitter", strong and self.jitter[3] <= 0.5, strengths)
+        least = min(self.planes[1:])
+        room = 0 if self.crop == "random" else least
+        self._expect("padding", 0 <= self.padding <= room, f"0 to {room} with crop={self.crop!r}")
+        kernel, widest = self._blur_kernel, 2 * least - 1
+        if self.blur and not (kernel % 2 == 1 and 1 <= kernel <= widest):
+            raise ValueError(f"blur_kernel is {kernel}, expected an odd number, 1 to {widest}")
+        if self.mixup and self.dtype == "bfloat16":
+            raise ValueError(
+                "dtype is 'bfloat16', expected another one: numpy cannot blend it for mixup"
+            )
+        if self.dtype == "uint8" and (self.mean != (0, 0, 0) or self.std != (1, 1, 1)):
+            raise ValueError("mean and std are given and dtype is 'uint8': give a float dtype")
+        if self.keep is None and (self.keep_short, self.keep_bytes) != (None, None):
+            raise ValueError("keep_short or keep_bytes is given without keep='decoded'")
+        other = "mixup and cutmix" if self.mixup or self.cutmix else self.keep and "keep='decoded'"
+        if other and (self.mask is not None or self.boxes is not None):
+            raise ValueError(f"masks and boxes do not go with {other}: leave one of them out")
         self.recipe()
+
+    def _expect(self, name: str, fits: bool, expected: str) -> None:
+        if not fits:
+            raise ValueError(f"{name} is {getattr(self, name)!r}, expected {expected}")
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -198,8 +232,9 @@ class Images:
     @property
     def is_random(self) -> bool:
         """Whether a picture may become something else with another seed or epoch."""
-        drawn = (self.crop == "random", self.flip, self.flip_vertical, self.mixup, self.cutmix)
-        return any(drawn) or augment.has_steps(self)
+        drawn = (self.flip, self.flip_vertical, self.padding, self.augment, *self.jitter)
+        shares = (self.grey, self.blur, self.erase, self.mixup, self.cutmix)
+        return self.crop == "random" or any(drawn + shares)
 
     @property
     def planes(self) -> tuple[int, int, int]:
@@ -213,37 +248,27 @@ class Images:
         return np.dtype(_DTYPES[self.dtype])
 
     def recipe(self) -> _native.PictureRecipe:
-        """The same for native code."""
-        expect(self.layout in ("nchw", "nhwc"), "layout", self.layout, "'nchw' or 'nhwc'")
-        if self.dtype == "uint8" and (self.mean != (0, 0, 0) or self.std != (1, 1, 1)):
-            raise ValueError("mean and std are given and dtype is 'uint8': give a float dtype")
-        expect(self.keep in (None, "decoded"), "keep", self.keep, "'decoded' or None")
-        if self.keep is None and (self.keep_short, self.keep_bytes) != (None, None):
-            raise ValueError("keep_short or keep_bytes is given without keep='decoded'")
-        some = self.keep_bytes is None or self.keep_bytes >= 1
-        expect(some, "keep_bytes", self.keep_bytes, "at least 1")
-        augment.check(self)
+        """The same for native code, which takes its fields by name; here is what they leave open."""
         _, height, width = self.planes
+        noise = self.erase_value == "random"
         return _native.PictureRecipe.make(
+            self,
             height=height,
             width=width,
-            crop=self.crop,
+            flip=0.5 if self.flip is True else self.flip,
+            flip_vertical=0.5 if self.flip_vertical is True else self.flip_vertical,
             short_side=self._usual_short if self.short is None else self.short,
             keep_short=0 if self.keep is None else self._kept_short,
-            area=self.scale,
-            aspect=self.ratio,
-            flip=_probability(self.flip),
-            flip_vertical=_probability(self.flip_vertical),
-            filter=self.filter,
-            dtype=self.dtype,
-            planar=self.layout == "nchw",
-            scaled=not self.exact,
-            orient=self.orient,
-            background=-1 if self.background is None else _packed(self.background),
-            max_pixels=self.max_pixels,
-            mean=self.mean,
-            std=self.std,
+            background=-1 if self.background is None else self._packed("background", "big"),
+            blur_kernel=self._blur_kernel,
+            erase_value=-1 if noise else self._packed("erase_value", "little"),
         )
+
+    def _packed(self, name: str, order: Literal["big", "little"]) -> int:
+        colour = getattr(self, name)
+        fits = len(colour) == 3 and all(0 <= level <= 255 for level in colour)
+        self._expect(name, fits, "three levels of 0 to 255")
+        return int.from_bytes(bytes(colour), order)
 
     def kept(self, part_names: Sequence[str]) -> Images:
         """What is done to a picture of `keep="decoded"` once: the same for all recipes that may share it."""
@@ -261,6 +286,10 @@ class Images:
     def _kept_short(self) -> int:
         return max(1, self._usual_short if self.keep_short is None else self.keep_short)
 
+    @property
+    def _blur_kernel(self) -> int:
+        return self.blur_kernel or max(self.planes[1:]) // 20 * 2 + 1
+
     def steps(
         self, seed: int, epoch: int, indices: NDArray[np.int64]
     ) -> NDArray[np.float64] | None:
@@ -269,7 +298,7 @@ class Images:
         Returns:
             float64, shape (pictures, steps, 7): see native/pixels/augment.h; None: nothing ever is.
         """
-        return augment.steps(self, seed, epoch, indices)
+        return self.recipe().steps(seed, epoch, np.ascontiguousarray(indices, np.int64))
 
     def part_of(self, names: Sequence[str]) -> int:
         """Which of a sample's parts is its picture, by its number.
@@ -299,16 +328,6 @@ def kept_images(**done: Any) -> Images:
     return Images(size=1, keep="decoded", **done)
 
 
-def _packed(colour: tuple[int, int, int]) -> int:
-    fits = len(colour) == 3 and all(0 <= level <= 255 for level in colour)
-    expect(fits, "background", colour, "three levels of 0 to 255")
-    return colour[0] << 16 | colour[1] << 8 | colour[2]
-
-
-def _probability(flip: bool | float) -> float:
-    return 0.5 if flip is True else float(flip)
-
-
 class ImageBatch(Batch):
     """Pictures that are delivered together, decoded; with their bytes, unless pictures are kept decoded.
 
@@ -327,7 +346,7 @@ class ImageBatch(Batch):
     __slots__ = ("boxes", "kept_part", "masks", "mixed", "pixels", "recycled")
 
     pixels: NDArray[Any]
-    mixed: augment.MixedLabels | None
+    mixed: MixedLabels | None
     masks: NDArray[np.uint8] | None
     boxes: list[NDArray[np.float32]] | None
     recycled: bool

@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import torch
 
-from headrace.plane.augment import Op, operator
+from headrace import _native
+from headrace.plane.augment import Op
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -158,7 +158,7 @@ def steps_of(name: str, one: Any, width: int, height: int) -> list[list[float]]:
     if name == "RandomRotation":
         drawn = params_of(one, blank(width, height))
         angle = one.get_params(one.degrees) if drawn is None else drawn["angle"]
-        steps: list[list[float]] = operator("Rotate", np.array([angle]), width, height).tolist()
+        steps = [_native.augmentation("Rotate", angle, width, height)]
     elif name == "RandomAffine":
         steps = [_affine(one, width, height)]
     else:
@@ -243,7 +243,7 @@ def _policy(name: str, one: Any, width: int, height: int) -> Iterator[list[float
             magnitude *= 255.0  # a share of the largest value
         if chosen == "Posterize":
             magnitude = int(magnitude)
-        yield from operator(chosen, np.array([magnitude]), width, height).tolist()
+        yield _native.augmentation(chosen, magnitude, width, height)
 
 
 def _chosen(
