@@ -166,7 +166,7 @@ using Mappings = nb::ndarray<nb::numpy, const double, nb::ndim<2>>;
 
 Mappings mappings(nb::handle_t<DecodeJob> self) {
   const DecodeJob& job = finished(self);
-  return Mappings(job.mappings.data(), {job.batch->samples, 4}, self);
+  return Mappings(job.mappings.data(), {job.batch->samples, 6}, self);
 }
 
 using StepsIn = nb::ndarray<const double, nb::shape<-1, -1, sizeof(pixels::Step) / sizeof(double)>,
@@ -188,11 +188,6 @@ std::vector<pixels::Step> drawn(const Recipe& recipe, uint64_t seed, uint64_t ep
 
 using StepsOut = nb::ndarray<nb::numpy, const double, nb::ndim<3>>;
 
-StepsOut steps_out(const std::vector<pixels::Step>& steps, uint64_t pictures, size_t each,
-                   nb::handle owner) {
-  return StepsOut(steps.data(), {pictures, each, sizeof(pixels::Step) / sizeof(double)}, owner);
-}
-
 std::optional<StepsOut> recipe_steps(const Recipe& recipe, uint64_t seed, uint64_t epoch,
                                      const ArrayIn<int64_t>& indices) {
   const size_t each = recipe.augmentations.count();
@@ -200,13 +195,8 @@ std::optional<StepsOut> recipe_steps(const Recipe& recipe, uint64_t seed, uint64
   auto* steps = new std::vector(drawn(recipe, seed, epoch, view(indices)));
   const nb::capsule owner(
       steps, [](void* p) noexcept { delete static_cast<std::vector<pixels::Step>*>(p); });
-  return steps_out(*steps, indices.size(), each, owner);
-}
-
-StepsOut job_steps(nb::handle_t<DecodeJob> self) {
-  const auto& job = nb::cast<const DecodeJob&>(self);
-  const uint64_t pictures = job.batch->samples;
-  return steps_out(job.steps, pictures, pictures == 0 ? 0 : job.steps.size() / pictures, self);
+  constexpr size_t kNumbers = sizeof(pixels::Step) / sizeof(double);
+  return StepsOut(steps->data(), {indices.size(), each, kNumbers}, owner);
 }
 
 using RgbIn = nb::ndarray<const uint8_t, nb::shape<-1, -1, 3>, nb::c_contig, nb::device::cpu>;
@@ -226,6 +216,7 @@ pixels::Reason replace(DecodeJob& job, uint64_t sample, const RgbIn& rgb, uint64
   return job.follow(own_worker(), sample);
 }
 
+using BytesInOut = nb::ndarray<uint8_t, nb::c_contig, nb::device::cpu>;
 using CutsIn = nb::ndarray<const int32_t, nb::shape<-1, sizeof(pixels::Cut) / sizeof(int32_t)>,
                            nb::c_contig, nb::device::cpu>;
 
@@ -350,6 +341,15 @@ void register_pixels(nb::module_& m) {
       },
       "name"_a, "magnitude"_a, "width"_a, "height"_a,
       "The step of one of the operators of torchvision's policies: see steps.h.");
+  m.def(
+      "blend_pictures",
+      [](const BytesInOut& one, const BytesInOut& other, unsigned share) {
+        expect(one.size() == other.size() && share <= 256, "two sizes, or a share above 256");
+        const WithoutGil released;
+        pixels::blend({one.data(), one.size()}, {other.data(), other.size()}, share);
+      },
+      "one"_a, "other"_a, "share"_a,
+      "Gives each of two pictures `share` 256ths of itself and the rest of the other, in place.");
   m.def("picture_size", &picture_size, "encoded"_a,
         "Width and height, as the header says; None: it cannot be read here.");
   m.def(
@@ -409,8 +409,7 @@ void register_pixels(nb::module_& m) {
           nb::sig("def reduced(self, /) -> Batch"),
           "The batch with its pictures as PPM, reduced, but for those that cannot be decoded here.")
       .def_prop_ro("masks", &mask_bytes, "uint8, shape (samples, pixels of one), likewise.")
-      .def_prop_ro("mappings", &mappings, "float64, shape (samples, 4): see decode.h.")
-      .def_prop_ro("steps", &job_steps, "What was done to them: see `PictureRecipe.steps`.")
+      .def_prop_ro("mappings", &mappings, "float64, shape (samples, 6): see decode.h.")
       .def_prop_ro(
           "failures",
           [](const DecodeJob& job) {

@@ -253,6 +253,15 @@ void check(std::span<const Step> steps, int width, int height) {
   }
 }
 
+void blend(std::span<uint8_t> one, std::span<uint8_t> other, unsigned share) {
+  const auto own = static_cast<uint16_t>(share), rest = static_cast<uint16_t>(256 - share);
+  loop(one.size(), [=, a = one.data(), b = other.data()](size_t i) {
+    const unsigned x = a[i], y = b[i];
+    a[i] = static_cast<uint8_t>((x * own + y * rest + 128) >> 8);
+    b[i] = static_cast<uint8_t>((y * own + x * rest + 128) >> 8);
+  });
+}
+
 void Augmenter::run(std::span<const Step> steps, int width, int height) {
   const size_t count = pixels.size();
   const auto each = [&](auto body) {

@@ -44,6 +44,10 @@ template <class T>
 void move_affine(const std::array<double, 6>& numbers, const T* in, int width, int height, T fill,
                  T* out);
 
+// Gives each of two pictures of equal size `share` 256ths of itself and the rest of the other,
+// rounded to the nearest. REQUIRES 0 to 256.
+void blend(std::span<uint8_t> one, std::span<uint8_t> other, unsigned share);
+
 class Augmenter {
  public:
   // Pixels of an output, row by row without gaps: red, green, blue and nothing, from the low byte

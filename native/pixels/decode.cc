@@ -51,6 +51,11 @@ std::vector<int> nearest(const Axis& axis, bool flip) {
   return places;
 }
 
+bool is_affine(const Step& step) {
+  const Op op = static_cast<Op>(static_cast<int>(step.op));
+  return op == Op::kAffine || op == Op::kAffineBilinear;
+}
+
 std::string size_of(const Header& header) {
   return std::to_string(header.width) + " x " + std::to_string(header.height) + " pixels";
 }
@@ -227,14 +232,25 @@ Reason Worker::reduced(std::span<const Output> outputs, const Header& header, De
   return decoded(outputs, {.width = picture->width, .height = picture->height}, pixels);
 }
 
-std::array<double, 4> Worker::mapping(const Recipe& recipe) const {
+std::array<double, 6> Worker::mapping(const Recipe& recipe) const {
   const auto along = [](const Axis& axis, bool flip, int side) {
     const double scale = 1 / axis.scale, shift = -axis.origin * scale - axis.first;
     return flip ? std::array{-scale, side - shift} : std::array{scale, shift};
   };
   const auto x = along(plan_.x, plan_.flip, recipe.width);
   const auto y = along(plan_.y, plan_.flip_vertical, recipe.height);
-  return {x[0], x[1], y[0], y[1]};
+  std::array<double, 6> to{x[0], 0, x[1], 0, y[0], y[1]};
+  for (const auto& step : plan_.steps) {
+    if (!is_affine(step)) continue;
+    const auto& [a, b, c, d, e, f] = step.values;  // where an output comes from
+    const double area = a * e - b * d;
+    for (size_t i = 0; i < 3; ++i) {
+      const double column = to[i] - (i == 2 ? c : 0), row = to[i + 3] - (i == 2 ? f : 0);
+      to[i] = (e * column - b * row) / area;
+      to[i + 3] = (a * row - d * column) / area;
+    }
+  }
+  return to;
 }
 
 Reason Worker::mask(const Recipe& recipe, std::span<const uint8_t> bytes, uint8_t fill,
@@ -259,11 +275,10 @@ Reason Worker::mask(const Recipe& recipe, std::span<const uint8_t> bytes, uint8_
       const uint8_t* row = picture_.row(y);
       for (const int x : xs) *to++ = row[kPixelBytes * static_cast<size_t>(x - picture_.left)];
     }
-    for (const auto& [op, values] : plan_.steps) {
-      const Op kind = static_cast<Op>(static_cast<int>(op));
-      if (kind != Op::kAffine && kind != Op::kAffineBilinear) continue;
+    for (const auto& step : plan_.steps) {
+      if (!is_affine(step)) continue;
       moved_.assign(out, out + count);
-      move_affine(values, moved_.data(), recipe.width, recipe.height, fill, out);
+      move_affine(step.values, moved_.data(), recipe.width, recipe.height, fill, out);
     }
     return {};
   });

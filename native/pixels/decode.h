@@ -73,9 +73,9 @@ class Worker {
   // for each pixel of the output, or says why not.
   Reason mask(const Recipe& recipe, std::span<const uint8_t> bytes, uint8_t fill, uint8_t* out);
 
-  // Where the output lies of that picture, before affine steps: column x becomes x * [0] + [1], row
-  // y becomes y * [2] + [3].
-  std::array<double, 4> mapping(const Recipe& recipe) const;
+  // Where that picture's pixels lie in the output: its column and row x, y come to
+  // x * [0] + y * [1] + [2] and x * [3] + y * [4] + [5].
+  std::array<double, 6> mapping(const Recipe& recipe) const;
 
   // The header alone.
   Reason open(std::span<const uint8_t> bytes, bool orientation, Header* header);

@@ -72,7 +72,7 @@ class DecodeJob : public DecodeRequest, public std::enable_shared_from_this<Deco
 
   BufferPtr pixels;
   BufferPtr masks;                              // a byte for each pixel, where there is `mask_part`
-  std::vector<std::array<double, 4>> mappings;  // of each sample's last output: Worker::mapping
+  std::vector<std::array<double, 6>> mappings;  // of each sample's last output: Worker::mapping
   std::vector<DecodeFailure> failures;          // by sample
   // Where it `reduces`: the batch with its pictures reduced; those that cannot be decoded here, and
   // where memory is out all, are as they were.

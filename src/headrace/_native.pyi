@@ -724,6 +724,11 @@ def augmentation(name: str, magnitude: float, width: int, height: int) -> list[f
     The step of one of the operators of torchvision's policies: see steps.h.
     """
 
+def blend_pictures(one: Annotated[NDArray[numpy.uint8], dict(order='C', device='cpu')], other: Annotated[NDArray[numpy.uint8], dict(order='C', device='cpu')], share: int) -> None:
+    """
+    Gives each of two pictures `share` 256ths of itself and the rest of the other, in place.
+    """
+
 def picture_size(encoded: bytes) -> tuple[int, int] | None:
     """Width and height, as the header says; None: it cannot be read here."""
 
@@ -785,11 +790,7 @@ class DecodeJob:
 
     @property
     def mappings(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None, None), writable=False)]:
-        """float64, shape (samples, 4): see decode.h."""
-
-    @property
-    def steps(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None, None, None), writable=False)]:
-        """What was done to them: see `PictureRecipe.steps`."""
+        """float64, shape (samples, 6): see decode.h."""
 
     @property
     def failures(self, /) -> list[tuple[int, str, bool]]:

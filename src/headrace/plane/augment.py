@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from headrace import _native
 from headrace.order.hash import Purpose, derive_key, order_hash
 
 if TYPE_CHECKING:
@@ -91,11 +92,7 @@ def mix(
 def _blend(one: NDArray[Any], other: NDArray[Any], lam: float) -> None:
     """Give each of two pictures a share `lam` of itself, rounded to the nearest, and the rest of the other."""
     if one.dtype == np.uint8:
-        share, rest = np.uint16(round(lam * 256)), np.uint16(256 - round(lam * 256))
-        a, b = one.astype(np.uint16), other.astype(np.uint16)
-        for to, x, y in ((one, a, b), (other, b, a)):
-            # Both shares of 255 and the half that is added fit 16 bits.
-            to[...] = (x * share + y * rest + np.uint16(128)) >> np.uint16(8)
+        _native.blend_pictures(one, other, round(lam * 256))
     else:
         a, b = one.astype(np.float32), other.astype(np.float32)
         one[...], other[...] = a * lam + b * (1 - lam), b * lam + a * (1 - lam)

@@ -31,7 +31,6 @@ import numpy as np
 from headrace import _native
 from headrace.errors import DecodeError, HeadraceError, VolumeError
 from headrace.plane import augment
-from headrace.plane.augment import Op
 from headrace.plane.batch import Batch, Skipped
 from headrace.plane.images import TOO_LARGE, ImageBatch
 from headrace.plane.stage import ReadStage, StageStats
@@ -466,8 +465,7 @@ class Decoding(_DecodeThreads):
             batch.masks = masks if keep is None else masks[keep]
         if boxes is not None:
             at = list(boxes)
-            given = list(boxes.values())
-            batch.boxes = moved_boxes(self.images, given, job.mappings[at], job.steps[at])
+            batch.boxes = moved_boxes(self.images, list(boxes.values()), job.mappings[at])
         job.let_go()  # who keeps pixels keeps no batch of the node daemon's
         if self.images.mixup or self.images.cutmix:
             batch.mixed = augment.mix(
@@ -568,29 +566,18 @@ def _of_coco(data: memoryview) -> NDArray[np.float64]:
 
 
 def moved_boxes(
-    images: Images,
-    boxes: Sequence[NDArray[np.float64]],
-    mappings: NDArray[np.float64],
-    steps: NDArray[np.float64],
+    images: Images, boxes: Sequence[NDArray[np.float64]], mappings: NDArray[np.float64]
 ) -> list[NDArray[np.float32]]:
     """The boxes of some samples in pixels of the output, cut off at its edges.
 
-    `boxes` are as `boxes_of` gives them; `mappings`, shape (samples, 4), are native/pixels/decode.h's; `steps`
-    are those of `Images.steps`. Columns that go with a box stay.
+    `boxes` are as `boxes_of` gives them; `mappings`, shape (samples, 6), are native/pixels/decode.h's. Columns
+    that go with a box stay.
     """
     _, height, width = images.planes
-    to = np.zeros((len(mappings), 3, 3))
-    to[:, 0, 0], to[:, 0, 2], to[:, 1, 1], to[:, 1, 2] = mappings.T
-    to[:, 2, 2] = 1
-    for step in steps.transpose(1, 0, 2):
-        back = np.broadcast_to(np.eye(3), to.shape).copy()  # steps say where an output comes from
-        at = np.isin(step[:, 0], (Op.AFFINE, Op.AFFINE_BILINEAR))
-        back[at, :2] = step[at, 1:].reshape(-1, 2, 3)
-        to = np.linalg.inv(back) @ to
     results = []
-    for each, matrix in zip(boxes, to, strict=True):
+    for each, (a, b, c, d, e, f) in zip(boxes, mappings, strict=True):
         x, y = each[:, [0, 2, 2, 0]], each[:, [1, 1, 3, 3]]
-        corners = np.einsum("ij,jbc->ibc", matrix, np.stack([x, y, np.ones_like(x)]))[:2]
+        corners = (a * x + b * y + c, d * x + e * y + f)
         result = each.astype(np.float32)
         for axis, side in enumerate((width, height)):
             result[:, axis] = np.clip(corners[axis].min(1), 0, side)
