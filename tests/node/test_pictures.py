@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -198,7 +199,7 @@ def test_a_data_set_that_is_closed_rings_nobody(folder, photos, tmp_path, cache)
         alone.close()
     assert stage.pool is None
     with pytest.raises(VolumeError, match="closed"):
-        stage.reduce(None)
+        stage.reduce(SimpleNamespace(take=lambda: None))
 
 
 def test_other_parts_are_as_they_were(folder, tmp_path):

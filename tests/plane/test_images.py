@@ -19,7 +19,7 @@ from fuzz.mutation import mutated
 from headrace import _native
 from headrace.errors import DecodeError, VolumeError
 from headrace.order.hash import GOLDEN, Purpose, derive_key, mix64
-from headrace.plane.decoding import THREADS_MAX, PendingPixels
+from headrace.plane.decoding import THREADS_MAX
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -507,7 +507,7 @@ def test_a_batch_that_cannot_be_read_is_an_error_in_its_turn(photo_store):
         stage = loader.decoding
         native = loader.reader._reader().submit(np.arange(4)).take()
         first, second = (
-            PendingPixels(stage, 0, _Read(result)) for result in (native, VolumeError("lost"))
+            stage.pending(_Read(result), 0) for result in (native, VolumeError("lost"))
         )
         assert len(first.take([second]).native.indices) == 4
         assert not second.done

@@ -20,9 +20,8 @@ import json
 import logging
 import math
 import os
-import time
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -36,7 +35,7 @@ from headrace.plane.images import TOO_LARGE, ImageBatch
 from headrace.plane.stage import ReadStage, StageStats
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -69,12 +68,24 @@ class Decoded(NamedTuple):
 
 
 class PendingPixels:
-    """A batch that is being read, or decoded."""
+    """A batch that is being read, or decoded.
 
-    def __init__(self, stage: Decoding, epoch: int, reads: PendingReads | _native.Batch) -> None:
+    Args:
+        reads: what is being read of it; None: nothing is.
+        take: gives the batch, once that was read.
+    """
+
+    def __init__(
+        self,
+        stage: Decoding,
+        epoch: int,
+        reads: PendingReads | None,
+        take: Callable[[], _native.Batch],
+    ) -> None:
         self._stage = stage
         self._epoch = epoch
         self._reads = reads
+        self._take = take
         self._decoded: Decoded | None = None
         self._error: HeadraceError | None = None
 
@@ -88,9 +99,8 @@ class PendingPixels:
 
         An error waits for its turn: batches before it are delivered first.
         """
-        reads = self._reads
         if self._decoded is None and self._error is None:
-            if not isinstance(reads, _native.Batch) and not reads.done:
+            if self._reads is not None and not self._reads.done:
                 return False
             try:
                 self._submit()
@@ -99,8 +109,7 @@ class PendingPixels:
         return self._decoded is not None
 
     def _submit(self) -> Decoded:
-        native = self._reads if isinstance(self._reads, _native.Batch) else self._reads.take()
-        self._decoded = self._stage.submit(native, self._epoch)
+        self._decoded = self._stage.submit(self._take(), self._epoch)
         return self._decoded
 
     def take(self, behind: Iterable[PendingPixels] = ()) -> Decoded:
@@ -124,27 +133,6 @@ class PendingPixels:
                     break
             if decoded.job.wait(_POLL_S):
                 return decoded
-
-
-class _PartlyKept(NamedTuple):
-    """A batch of which only the samples at some positions are being read."""
-
-    catalog: _native.Catalog
-    indices: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    reads: PendingReads | None
-
-    @property
-    def done(self) -> bool:
-        return self.reads is None or self.reads.done
-
-    @property
-    def waits_for(self) -> str:
-        return "nothing" if self.reads is None else self.reads.waits_for
-
-    def take(self) -> _native.Batch:
-        read = None if self.reads is None else self.reads.take()
-        return self.catalog.filled_up(self.indices, read, self.positions)
 
 
 class _Refused(NamedTuple):
@@ -247,19 +235,25 @@ class DecodedOnce(_DecodeThreads, ReadStage):
         """Ask for one batch."""
         return _Reduced(self, self._below.submit(indices))
 
-    def reduce(self, native: _native.Batch) -> _native.DecodeJob:
-        """Have the pictures of a batch that was read decoded."""
-        pool = self._pool
+    def reduce(self, reads: PendingReads) -> _native.DecodeJob:
+        """Have the pictures of a batch decoded; waits until it was read."""
+        native, pool = reads.take(), self._pool
         if pool is None:
             raise VolumeError("the data set was closed")
         return pool.reduce(self._recipe, native, self._part)
 
-    def begin(self, reduced: _Reduced) -> None:
+    def begin(self, reads: PendingReads) -> Future[_native.DecodeJob]:
         """Have a batch that was read decoded, without waiting for anything."""
-        if self._aside is None:
-            reduced.begin()
-        else:
-            self._aside.submit(reduced.begin).add_done_callback(self._ring)
+        if self._aside is not None:
+            future = self._aside.submit(self.reduce, reads)
+            future.add_done_callback(self._ring)
+            return future
+        future = Future()
+        try:
+            future.set_result(self.reduce(reads))
+        except Exception as e:  # noqa: BLE001 - whatever goes wrong is for whoever takes it
+            future.set_exception(e)
+        return future
 
     def _ring(self, _: Any) -> None:
         with contextlib.suppress(OSError):
@@ -277,38 +271,25 @@ class _Reduced:
     """A batch of `DecodedOnce`."""
 
     def __init__(self, stage: DecodedOnce, reads: PendingReads) -> None:
-        self._stage, self._reads, self._begun = stage, reads, False
-        self._job: _native.DecodeJob | None = None
-        self._error: Exception | None = None
+        self._stage, self._reads = stage, reads
+        self._job: Future[_native.DecodeJob] | None = None
 
     @property
     def done(self) -> bool:
-        if not self._begun and self._reads.done:
-            self._begun = True
-            self._stage.begin(self)
-        return self._error is not None or (self._job is not None and self._job.done)
+        if self._job is None and self._reads.done:
+            self._job = self._stage.begin(self._reads)
+        job = self._job
+        return job is not None and job.done() and (bool(job.exception()) or job.result().done)
 
     @property
     def waits_for(self) -> str:
         return self._reads.waits_for if self._job is None else "threads that decode its pictures"
 
-    def begin(self) -> None:
-        """Of what was read. Whatever goes wrong is for whoever takes it."""
-        try:
-            self._job = self._stage.reduce(self._reads.take())
-        except Exception as e:  # noqa: BLE001 - as it says
-            self._error = e
-
     def take(self) -> _native.Batch:
-        if not self._begun:
-            self._begun = True
-            self.begin()
-        while self._error is None and not (self._job is not None and self._job.wait(1.0)):
-            time.sleep(_POLL_S)
-        if self._error is not None:
-            raise self._error
-        assert self._job is not None
-        return self._job.reduced
+        job = self._stage.reduce(self._reads) if self._job is None else self._job.result()
+        while not job.wait(1.0):  # signals are handled in between
+            pass
+        return job.reduced
 
 
 class Decoding(_DecodeThreads):
@@ -378,7 +359,9 @@ class Decoding(_DecodeThreads):
 
     def pending(self, reads: PendingReads | _native.Batch, epoch: int) -> PendingPixels:
         """A batch that will be decoded once it was read."""
-        return PendingPixels(self, epoch, reads)
+        if isinstance(reads, _native.Batch):
+            return PendingPixels(self, epoch, None, lambda: reads)
+        return PendingPixels(self, epoch, reads, reads.take)
 
     def ask(
         self, reader: BatchReads, catalog: _native.Catalog, epoch: int, indices: NDArray[np.int64]
@@ -391,7 +374,10 @@ class Decoding(_DecodeThreads):
         if len(missing) == len(indices):
             return self.pending(reader.submit(indices), epoch)
         reads = reader.submit(indices[missing]) if len(missing) else None
-        return self.pending(_PartlyKept(catalog, indices, missing, reads), epoch)
+        return PendingPixels(
+            self, epoch, reads,
+            lambda: catalog.filled_up(indices, None if reads is None else reads.take(), missing),
+        )  # fmt: skip
 
     def ahead_of(
         self, natives: Generator[_native.Batch, None, None], epoch: int
