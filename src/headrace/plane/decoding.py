@@ -22,7 +22,7 @@ import math
 import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -35,7 +35,7 @@ from headrace.plane.images import TOO_LARGE, ImageBatch
 from headrace.plane.stage import ReadStage, StageStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -58,6 +58,10 @@ THREADS_MAX: Final = 1024
 RETAIN_ALL: Final = (1 << 64) - 1  # `kRetainAll` of native/core/arena.h
 _POLL_S: Final = 0.004
 """How often a wait for pixels looks whether further batches were read, to have them decoded."""
+
+
+_Refusal = tuple[int, str, Exception | None]
+"""A sample that cannot be delivered, by its place in the batch, what is wrong with it, and the cause."""
 
 
 class Decoded(NamedTuple):
@@ -133,31 +137,6 @@ class PendingPixels:
                     break
             if decoded.job.wait(_POLL_S):
                 return decoded
-
-
-class _Refused(NamedTuple):
-    """The samples of a batch that cannot be delivered, by their places in it."""
-
-    native: _native.Batch
-    names: Sequence[str]
-    on_error: OnError
-    skipped: list[Skipped]
-    samples: list[int]
-
-    def add(self, sample: int, what: str, cause: Exception | None = None) -> None:
-        """Leave a sample out. Raises DecodeError if `on_error` is `raise`."""
-        index = int(self.native.indices[sample])
-        name = self.names[index]
-        error = DecodeError(
-            f"sample {index} ({name!r}) {what}.",
-            index=index,
-            name=name,
-            next_step="Take it out of the data, or give on_error='skip'.",
-        )
-        if self.on_error == "raise":
-            raise error from cause
-        self.samples.append(sample)
-        self.skipped.append(Skipped(index, name, error.message))
 
 
 class _DecodeThreads:
@@ -295,23 +274,35 @@ class _Reduced:
 class Decoding(_DecodeThreads):
     """The stage `decode`: threads that decode the batches of one pipeline.
 
+    Args:
+        part_names: of the samples' parts that are read.
+        names: of the store's samples, for errors.
+
     Attributes:
         below: what is asked for batches; a node daemon that answers keeps what is decoded, not this process.
     """
 
     def __init__(
-        self, images: Images, seed: int, part_names: Sequence[str], threads: int | None = None
+        self,
+        images: Images,
+        seed: int,
+        part_names: Sequence[str],
+        *,
+        names: Sequence[str],
+        on_error: OnError,
+        threads: int | None = None,
     ) -> None:
         super().__init__(threads)
         self.images = images
+        self._part_names, self._names, self._on_error = list(part_names), names, on_error
         self.below: BatchReads | None = None
         self.fallbacks = 0  # pictures that Pillow decoded, because the native decoders refused them
         self.seed = seed  # of the crops and flips of batches that are submitted from now on
         # Give no buffer back to the system while a pool lives, so that they may be page-locked: set it
         # before the first batch.
         self.keeps_buffers = False
-        self._part, self._parts = images.part_of(part_names), len(part_names)
-        self._mask = None if images.mask is None else list(part_names).index(images.mask)
+        self._part = images.part_of(part_names)
+        self._mask = None if images.mask is None else self._part_names.index(images.mask)
         self._recipe = images.recipe()
 
     @property
@@ -368,7 +359,7 @@ class Decoding(_DecodeThreads):
     ) -> PendingPixels:
         """Ask for a batch, but for the bytes of pictures that are kept decoded."""
         pool = self.pool
-        if self.images.keep is None or self._parts > 1 or pool is None:
+        if self.images.keep is None or len(self._part_names) > 1 or pool is None:
             return self.pending(reader.submit(indices), epoch)
         missing = np.flatnonzero(pool.keeps(indices) == 0)
         if len(missing) == len(indices):
@@ -402,9 +393,6 @@ class Decoding(_DecodeThreads):
     def batch(
         self,
         decoded: Decoded,
-        part_names: Sequence[str],
-        names: Sequence[str],
-        on_error: OnError,
         skipped: list[Skipped],
         *,
         epoch: int,
@@ -413,15 +401,51 @@ class Decoding(_DecodeThreads):
     ) -> ImageBatch:
         """Make the batch that is delivered.
 
-        `names` are the store's, for errors; `skipped` takes what is left out; `position` is the global one of
-        the first sample; `keep`, bool of shape (samples,), says which samples were read, None: all.
+        `skipped` takes what is left out; `position` is the global one of the first sample; `keep`, bool of
+        shape (samples,), says which samples were read, None: all.
 
         Raises:
             DecodeError: a picture cannot be decoded and `on_error` is `raise`; names the sample.
         """
         native, job = decoded
-        refused = _Refused(native, names, on_error, skipped, [])
         wanted = np.ones(native.samples, np.bool_) if keep is None else keep
+        boxes: list[NDArray[np.float64]] = []
+        for sample, what, cause in chain(
+            self._refused(decoded, wanted), self._without_boxes(native, wanted, boxes)
+        ):
+            wanted[sample] = False
+            index = int(native.indices[sample])
+            name = self._names[index]
+            error = DecodeError(
+                f"sample {index} ({name!r}) {what}.", index=index, name=name,
+                next_step="Take it out of the data, or give on_error='skip'.",
+            )  # fmt: skip
+            if self._on_error == "raise":
+                raise error from cause
+            skipped.append(Skipped(index, name, error.message))
+        keep = None if wanted.all() else wanted
+        batch = ImageBatch(native, self._part_names, epoch=epoch, position=position, keep=keep)
+        pixels = job.pixels.view(self.images.numpy_dtype).reshape(-1, *self.images.shape)
+        batch.pixels = pixels if keep is None else pixels[keep]
+        batch.recycled = keep is None
+        batch.kept_part = None if self.images.keep is None else self._part_names[self._part]
+        batch.mixed = batch.masks = batch.boxes = None
+        if self._mask is not None:
+            masks = job.masks.reshape(-1, *self.images.planes[1:])
+            batch.masks = masks if keep is None else masks[keep]
+        if self.images.boxes is not None:
+            batch.boxes = moved_boxes(self.images, boxes, job.mappings[wanted])
+        job.let_go()  # who keeps pixels keeps no batch of the node daemon's
+        if self.images.mixup or self.images.cutmix:
+            batch.mixed = augment.mix(
+                self.images, batch.pixels, batch.labels, batch.indices,
+                seed=self.seed, epoch=epoch,
+            )  # fmt: skip
+        return batch
+
+    def _refused(self, decoded: Decoded, wanted: NDArray[np.bool_]) -> Iterator[_Refusal]:
+        """Have Pillow decode what the native decoders did not; yields what it does not, and bad masks."""
+        native, job = decoded
         for sample, reason, of_mask in job.failures:
             if not wanted[sample]:
                 continue
@@ -431,54 +455,24 @@ class Decoding(_DecodeThreads):
                 why = f"is no picture that can be decoded: {reason}; Pillow: {e}"
                 if str(e).endswith(TOO_LARGE):
                     why = f"is too large: {e}: give a larger Images(max_pixels=...)"
-                refused.add(sample, why, e)
+                yield sample, why, e
                 continue
             if mask:
-                refused.add(sample, f"has no mask that can be used: {mask}")
-        wanted[refused.samples] = False
-        boxes = self._boxes(native, part_names, wanted, refused)
-        if refused.samples:
-            wanted[refused.samples] = False
-            keep = wanted
-        batch = ImageBatch(native, part_names, epoch=epoch, position=position, keep=keep)
-        pixels = job.pixels.view(self.images.numpy_dtype).reshape(-1, *self.images.shape)
-        batch.pixels = pixels if keep is None else pixels[keep]
-        batch.recycled = keep is None
-        batch.kept_part = None if self.images.keep is None else part_names[self._part]
-        batch.mixed = batch.masks = batch.boxes = None
-        if self._mask is not None:
-            masks = job.masks.reshape(-1, *self.images.planes[1:])
-            batch.masks = masks if keep is None else masks[keep]
-        if boxes is not None:
-            at = list(boxes)
-            batch.boxes = moved_boxes(self.images, list(boxes.values()), job.mappings[at])
-        job.let_go()  # who keeps pixels keeps no batch of the node daemon's
-        if self.images.mixup or self.images.cutmix:
-            batch.mixed = augment.mix(
-                self.images, batch.pixels, batch.labels, batch.indices,
-                seed=self.seed, epoch=epoch,
-            )  # fmt: skip
-        return batch
+                yield sample, f"has no mask that can be used: {mask}", None
 
-    def _boxes(
-        self,
-        native: _native.Batch,
-        part_names: Sequence[str],
-        wanted: NDArray[np.bool_],
-        refused: _Refused,
-    ) -> dict[int, NDArray[np.float64]] | None:
-        """The boxes as they are given, by the sample's place in the batch; None: nobody asked for any."""
+    def _without_boxes(
+        self, native: _native.Batch, wanted: NDArray[np.bool_], boxes: list[NDArray[np.float64]]
+    ) -> Iterator[_Refusal]:
+        """Add the boxes of each sample that is wanted, as they are given; yields those that have none."""
         if self.images.boxes is None:
-            return None
-        boxes = {}
-        read = Batch(native, part_names)
+            return
+        read = Batch(native, self._part_names)
         for sample in np.flatnonzero(wanted).tolist():
-            parts = {name: read[sample, name] for name in part_names}
+            parts = {name: read[sample, name] for name in self._part_names}
             try:
-                boxes[sample] = boxes_of(self.images, int(native.indices[sample]), parts)
+                boxes.append(boxes_of(self.images, int(native.indices[sample]), parts))
             except Exception as e:  # noqa: BLE001 - whatever the user's function raises
-                refused.add(sample, f"has no boxes that can be used: {type(e).__name__}: {e}", e)
-        return boxes
+                yield sample, f"has no boxes that can be used: {type(e).__name__}: {e}", e
 
     def _replace(
         self, native: _native.Batch, job: _native.DecodeJob, sample: int, reason: str

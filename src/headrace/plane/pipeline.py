@@ -274,7 +274,10 @@ class Pipeline:
         if decoding is not None:
             from headrace.plane.decoding import Decoding  # who reads bytes alone needs it not
 
-            self.decoding = Decoding(*decoding, self.part_names, decode_threads)
+            self.decoding = Decoding(
+                *decoding, self.part_names, names=source.names, on_error=on_error,
+                threads=decode_threads,
+            )  # fmt: skip
         self.windows = windows
         self._on_error = on_error
         self._tiers = tiers or TierOptions()
@@ -511,9 +514,8 @@ class Pipeline:
         else:
             trace.decoding_s, trace.decoded_s, trace.work_s, trace.cpu_s = taken.job.times
             batch = self.decoding.batch(
-                taken, self.part_names, self.source.names, self._on_error, trace.left_out,
-                epoch=epoch, position=position, keep=keep,
-            )  # fmt: skip
+                taken, trace.left_out, epoch=epoch, position=position, keep=keep
+            )
         self.skipped += trace.left_out
         batch.mixture = self.source.mixture
         return Fetched(batch, native.indices, native.stats, trace)
