@@ -216,7 +216,15 @@ pixels::Reason replace(DecodeJob& job, uint64_t sample, const RgbIn& rgb, uint64
   return job.follow(own_worker(), sample);
 }
 
-using BytesInOut = nb::ndarray<uint8_t, nb::c_contig, nb::device::cpu>;
+template <class T>
+void blend(const nb::ndarray<T, nb::c_contig, nb::device::cpu>& one,
+           const nb::ndarray<T, nb::c_contig, nb::device::cpu>& other, double share) {
+  expect(one.size() == other.size() && share >= 0 && share <= 1,
+         "pictures of two sizes, or a share that is not between 0 and 1");
+  const WithoutGil released;
+  pixels::blend(std::span(one.data(), one.size()), std::span(other.data(), other.size()), share);
+}
+
 using CutsIn = nb::ndarray<const int32_t, nb::shape<-1, sizeof(pixels::Cut) / sizeof(int32_t)>,
                            nb::c_contig, nb::device::cpu>;
 
@@ -341,15 +349,13 @@ void register_pixels(nb::module_& m) {
       },
       "name"_a, "magnitude"_a, "width"_a, "height"_a,
       "The step of one of the operators of torchvision's policies: see steps.h.");
-  m.def(
-      "blend_pictures",
-      [](const BytesInOut& one, const BytesInOut& other, unsigned share) {
-        expect(one.size() == other.size() && share <= 256, "two sizes, or a share above 256");
-        const WithoutGil released;
-        pixels::blend({one.data(), one.size()}, {other.data(), other.size()}, share);
-      },
-      "one"_a, "other"_a, "share"_a,
-      "Gives each of two pictures `share` 256ths of itself and the rest of the other, in place.");
+  // Of a copy with another type or layout, nobody would see the result.
+  constexpr const char* kBlends =
+      "Gives each of two pictures its share of itself and the rest of the other, in place.";
+  m.def("blend_pictures", &blend<uint8_t>, "one"_a.noconvert(), "other"_a.noconvert(), "share"_a,
+        kBlends);
+  m.def("blend_pictures", &blend<float>, "one"_a.noconvert(), "other"_a.noconvert(), "share"_a,
+        kBlends);
   m.def("picture_size", &picture_size, "encoded"_a,
         "Width and height, as the header says; None: it cannot be read here.");
   m.def(

@@ -253,8 +253,17 @@ void check(std::span<const Step> steps, int width, int height) {
   }
 }
 
-void blend(std::span<uint8_t> one, std::span<uint8_t> other, unsigned share) {
-  const auto own = static_cast<uint16_t>(share), rest = static_cast<uint16_t>(256 - share);
+void blend(std::span<float> one, std::span<float> other, double share) {
+  const auto own = static_cast<float>(share), rest = static_cast<float>(1 - share);
+  loop(one.size(), [=, a = one.data(), b = other.data()](size_t i) {
+    const float x = a[i], y = b[i];
+    a[i] = x * own + y * rest;
+    b[i] = y * own + x * rest;
+  });
+}
+
+void blend(std::span<uint8_t> one, std::span<uint8_t> other, double share) {
+  const auto own = static_cast<unsigned>(std::nearbyint(share * 256)), rest = 256 - own;
   loop(one.size(), [=, a = one.data(), b = other.data()](size_t i) {
     const unsigned x = a[i], y = b[i];
     a[i] = static_cast<uint8_t>((x * own + y * rest + 128) >> 8);

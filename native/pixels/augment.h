@@ -44,9 +44,10 @@ template <class T>
 void move_affine(const std::array<double, 6>& numbers, const T* in, int width, int height, T fill,
                  T* out);
 
-// Gives each of two pictures of equal size `share` 256ths of itself and the rest of the other,
-// rounded to the nearest. REQUIRES 0 to 256.
-void blend(std::span<uint8_t> one, std::span<uint8_t> other, unsigned share);
+// Gives each of two pictures of equal size its share of itself, 0 to 1, and the rest of the other.
+// Bytes are rounded to the nearest, by whole 256ths.
+void blend(std::span<uint8_t> one, std::span<uint8_t> other, double share);
+void blend(std::span<float> one, std::span<float> other, double share);
 
 class Augmenter {
  public:

@@ -724,9 +724,13 @@ def augmentation(name: str, magnitude: float, width: int, height: int) -> list[f
     The step of one of the operators of torchvision's policies: see steps.h.
     """
 
-def blend_pictures(one: Annotated[NDArray[numpy.uint8], dict(order='C', device='cpu')], other: Annotated[NDArray[numpy.uint8], dict(order='C', device='cpu')], share: int) -> None:
+@overload
+def blend_pictures(one: Annotated[NDArray[numpy.uint8], dict(order='C', device='cpu')], other: Annotated[NDArray[numpy.uint8], dict(order='C', device='cpu')], share: float) -> None: ...
+
+@overload
+def blend_pictures(one: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')], other: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')], share: float) -> None:
     """
-    Gives each of two pictures `share` 256ths of itself and the rest of the other, in place.
+    Gives each of two pictures its share of itself and the rest of the other, in place.
     """
 
 def picture_size(encoded: bytes) -> tuple[int, int] | None:

@@ -439,6 +439,20 @@ def test_mixup_blends_each_picture_with_its_partner_in_labels_and_pixels(dtype, 
     assert 0 <= min(shares) < 0.1 < 0.9 < max(shares) <= 1
 
 
+def test_pictures_that_cannot_be_blended_in_place_are_refused():
+    good = np.zeros((3, 8, 8), np.uint8)
+    for one, other in (
+        (good.astype(np.uint16), good.astype(np.uint16)),
+        (good, good.astype(np.float32)),
+        (good[:, :, ::2], good[:, :, ::2]),
+    ):
+        with pytest.raises(TypeError, match="incompatible function arguments"):
+            _native.blend_pictures(one, other, 0.5)
+    for other, share in ((good[1:], 0.5), (good, 1.5), (good, math.nan)):
+        with pytest.raises(ValueError, match="two sizes, or a share"):
+            _native.blend_pictures(good, other, share)
+
+
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_cutmix_swaps_one_box_and_says_its_share(layout):
     images = hr.Images(size=(24, 32), cutmix=1.0, layout=layout, dtype="bfloat16")

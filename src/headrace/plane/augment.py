@@ -91,8 +91,8 @@ def mix(
 
 def _blend(one: NDArray[Any], other: NDArray[Any], lam: float) -> None:
     """Give each of two pictures a share `lam` of itself, rounded to the nearest, and the rest of the other."""
-    if one.dtype == np.uint8:
-        _native.blend_pictures(one, other, round(lam * 256))
+    if one.dtype != np.float16:
+        _native.blend_pictures(one, other, lam)
     else:
         a, b = one.astype(np.float32), other.astype(np.float32)
         one[...], other[...] = a * lam + b * (1 - lam), b * lam + a * (1 - lam)
