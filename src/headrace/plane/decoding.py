@@ -32,7 +32,7 @@ from headrace.errors import DecodeError, HeadraceError, VolumeError
 from headrace.plane import augment
 from headrace.plane.batch import Batch, Skipped
 from headrace.plane.images import TOO_LARGE, ImageBatch
-from headrace.plane.stage import ReadStage, StageStats
+from headrace.plane.stage import ReadStage, StageStats, own_knobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -173,9 +173,7 @@ class _DecodeThreads:
 
         Raises ValueError if it is not positive.
         """
-        threads = knobs.get("decode_threads", self._threads)
-        if threads < 1:
-            raise ValueError(f"decode_threads is {threads}, expected at least 1")
+        threads = own_knobs(knobs, self.knobs()).get("decode_threads", self._threads)
         self._threads = min(threads, THREADS_MAX)
         if (pool := self.pool) is not None:
             pool.turn(self._threads)
