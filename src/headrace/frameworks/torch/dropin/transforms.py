@@ -266,8 +266,8 @@ def views_of(transform: Any) -> NativeViews | str:
             f"{name} does more with a picture than give it to transforms ({type(e).__name__}: {e})"
         )
     finally:
-        drawn = _generators() != before
-        _generators(before)
+        if drawn := _generators() != before:
+            _generators(before)
     if drawn or changed:
         return f"{name} {'draws numbers of its own' if drawn else 'changes as it is called'}"
     several = type(result) in (list, tuple)
@@ -286,12 +286,13 @@ def views_of(transform: Any) -> NativeViews | str:
 def _generators(to: Any = None) -> Any:
     """The states of the generators that transforms draw from; or set them."""
     if to is not None:
-        torch.set_rng_state(torch.tensor(to[0], dtype=torch.uint8))
+        name, keys, *rest = to[2]
+        torch.set_rng_state(torch.frombuffer(bytearray(to[0]), dtype=torch.uint8))
         random.setstate(to[1])
-        np.random.set_state(to[2])  # noqa: NPY002 - which old transforms use
+        np.random.set_state((name, np.frombuffer(keys, np.uint32), *rest))  # noqa: NPY002 - of old transforms
     numpys: Any = np.random.get_state()  # noqa: NPY002
     name, keys, *rest = numpys
-    return torch.get_rng_state().tolist(), random.getstate(), (name, keys.tolist(), *rest)
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), (name, keys.tobytes(), *rest)
 
 
 class _AskedError(BaseException):
