@@ -46,15 +46,13 @@ _WORD = re.compile(r"(?:^|\s)(\w+)=(\S*)")
 
 def _blocks(text: str, key: str) -> list[str]:
     """The parts of a text that begin with a line of `KEY=`."""
-    parts = re.split(rf"^{key}=", text, flags=re.MULTILINE)[1:]
-    return [f"{key}={part.removesuffix(chr(10))}" for part in parts]
+    return [f"{key}={part.rstrip(chr(10))}" for part in f"\n{text}".split(f"\n{key}=")[1:]]
 
 
-def _line_of(block: str, key: str) -> str:
-    """The value of a key that stands first in its line, up to the line's end; "" if there is none."""
-    mark = f"\n   {key}="
-    at = block.find(mark)
-    return block[at + len(mark) :].partition("\n")[0].rstrip() if at >= 0 else ""
+def _lines(block: str) -> dict[str, str]:
+    """What the lines of a block say behind their first keys; of two with one key the first."""
+    lines = [line.partition("=") for line in block.split("\n   ")]
+    return {key: rest for key, _, rest in reversed(lines)}
 
 
 def _unreadable(kind: str, block: str, error: Exception | None = None) -> ClusterError:
@@ -97,7 +95,7 @@ def _node(block: str) -> Node:
             memory_allocated_mib=mib(fields.get("AllocMem", "")),
             partitions=_names(fields.get("Partitions", "")),
             features=_names(fields.get("ActiveFeatures") or fields.get("AvailableFeatures") or ""),
-            reason=_REASON_BY.sub("", reason) if (reason := _line_of(block, "Reason")) else "",
+            reason=_REASON_BY.sub("", _lines(block).get("Reason", "").rstrip()),
             architecture=fields.get("Arch", ""),
         )
     except (KeyError, ValueError) as e:
@@ -141,10 +139,6 @@ def _partition(block: str) -> Partition:
 
 # -- jobs ------------------------------------------------------------------------------------------
 
-_FIRST = re.compile(
-    r"JobId=(\d+)(?: ArrayJobId=(\d+))?(?: ArrayTaskId=(\S+))?(?: \w+=\S*)*? JobName=(.*)",
-    re.DOTALL,
-)
 _DETAIL = re.compile(r"\n {5}Nodes=(\S+) CPU_IDs=(\S*) Mem=(\d+) GRES(?:_IDX)?=(\S*)")
 _PER = re.compile(r"\n   TresPer(Job|Node|Socket|Task)=(\S+)")
 _MEMORY = re.compile(r"(?:^|,)mem=([^,\s]+)")
@@ -152,69 +146,44 @@ _MEMORY = re.compile(r"(?:^|,)mem=([^,\s]+)")
 
 def read_jobs(text: str) -> tuple[ClusterJob, ...]:
     """All jobs that `scontrol --details show jobs` prints; what waits of an array is one of them."""
-    starts = [0] if text.startswith("JobId=") else []
-    starts += [match.start() + 1 for match in re.finditer("\nJobId=", text)]
-    jobs = []
-    for begin, end in zip(starts, [*starts[1:], len(text)], strict=False):
-        try:
-            jobs.append(_job(text, begin, end))
-        except ValueError as e:
-            raise _unreadable("job", text[begin:end], e) from e
-    return tuple(jobs)
+    return tuple(_job(block) for block in _blocks(text, "JobId"))
 
 
-def _job(text: str, begin: int, end: int) -> ClusterJob:
-    # The lines of a job always come in this order, so each is looked for behind the one before; what is missing
-    # is a ValueError. Most lines are the same for many jobs: what they say is remembered by their text.
-    find, index = text.find, text.index
-    at = find("\n", begin, end)
-    job_id, array_id, task, name = _first(text[begin:at])
-    at = index("\n   UserId=", at, end) + 11
-    user = text[at : find("(", at, end)]
-    at = index("\n   Priority=", at, end) + 13
-    blank = find(" ", at, end)
-    priority = int(text[at:blank])
-    at = find("\n", blank, end)
-    account, qos = _paid_by(text[blank:at])
-    at = index("\n   JobState=", at, end) + 13
-    state, reason = _doing(text[at : find("\n", at, end)])
-    at = index(" TimeLimit=", at, end) + 11
-    limit = text[at : find(" ", at, end)]
-    at = index("\n   SubmitTime=", at, end) + 15
-    submitted = text[at : find(" ", at, end)]
-    at = index("\n   StartTime=", at, end) + 14
-    started = text[at : find(" ", at, end)]
-    at = index("\n   Partition=", at, end) + 14
-    partition = text[at : find(" ", at, end)]
-    at = index("\n   NodeList=", at, end) + 13
-    stop = index("\n", at, end)
-    nodes = expand_hosts(
-        text[at:stop].partition(" ")[0]
-    )  # " SchedNodeList=node0": planned, not had
-    at = index("\n   NumNodes=", stop, end) + 13
-    stop = find("\n   Socks", at, end)
-    node_count, cpu_count, memory, gpus = _resources(text[at:stop])
-    allocations = _allocations(text, stop, end) if nodes else ()
-    if allocations:
-        gpus = sum([a.gpu_count for a in allocations]) or gpus
-    elif not gpus:
-        gpus = _gpus_wanted(text[at:end], node_count)
-    # By position: in half the time that it takes by name. Most times are one of a kind: not remembered.
-    return ClusterJob(
-        job_id if array_id is None else task_id(job_id, array_id, task), name, user, account, partition,
-        state, reason, qos, nodes, allocations, node_count, cpu_count, gpus, memory,
-        float(submitted) if submitted.isdigit() else unix_seconds(submitted),
-        unix_seconds(started), minutes(limit), priority,
-    )  # fmt: skip
+def _job(block: str) -> ClusterJob:
+    lines = _lines(block)
+    try:
+        ids, _, name = lines["JobId"].partition(" JobName=")
+        priority, _, payers = lines["Priority"].partition(" ")
+        account, qos = _paid_by(payers)
+        state, reason = _doing(lines["JobState"])
+        limit = lines["RunTime"].partition(" TimeLimit=")[2].partition(" ")[0]
+        # Behind the nodes that it has there may be some that are planned: " SchedNodeList=node0".
+        nodes = expand_hosts(lines["NodeList"].partition(" ")[0])
+        # From 23.02 on there are two lines, of what is asked and of what is had.
+        kinds = [lines.get(key, "(null)") for key in ("AllocTRES", "TRES", "ReqTRES")]
+        tres = next((kind for kind in kinds if kind not in {"", "(null)"}), "")
+        node_count, cpu_count, memory, gpus = _resources(lines["NumNodes"], tres)
+        allocations = _allocations(block) if nodes else ()
+        if allocations:
+            gpus = sum([a.gpu_count for a in allocations]) or gpus
+        elif not gpus:
+            gpus = _gpus_wanted(block, node_count)
+        # By position: in half the time that it takes by name.
+        return ClusterJob(
+            _task_of(ids), name, lines["UserId"].partition("(")[0], account,
+            lines["Partition"].partition(" ")[0], state, reason, qos, nodes, allocations, node_count,
+            cpu_count, gpus, memory, unix_seconds(lines["SubmitTime"].partition(" ")[0]),
+            unix_seconds(lines["StartTime"].partition(" ")[0]), minutes(limit), int(priority),
+        )  # fmt: skip
+    except (KeyError, ValueError) as e:
+        raise _unreadable("job", block, e) from e
 
 
-def _first(line: str) -> tuple[str, str | None, str | None, str]:
-    number, separator, name = line[6:].partition(" JobName=")
-    if separator and number.isdigit():
-        return number, None, None, name
-    if (match := _FIRST.match(line)) is None:
-        raise ValueError("no JobName")
-    return match[1], match[2], match[3], match[4]
+def _task_of(ids: str) -> str:
+    """As users know a job of "17" or of "17 ArrayJobId=12 ArrayTaskId=3"."""
+    number, _, array = ids.partition(" ")
+    fields = dict(_WORD.findall(array))
+    return task_id(number, fields.get("ArrayJobId"), fields.get("ArrayTaskId"))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -234,24 +203,19 @@ def _doing(line: str) -> tuple[JobState, str]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _resources(lines: str) -> tuple[int, int, int, int]:
-    """Nodes, CPUs, memory (MiB) and GPUs of "1-4 NumCPUs=8 ..." and of the lines of TRES below it.
-
-    GPUs are 0 where TRES does not count them. From 23.02 on there are two lines, of what is asked and of what
-    is had.
-    """
-    fields = dict(_WORD.findall(f"NumNodes={lines}"))
-    kinds = map(fields.get, ("AllocTRES", "TRES", "ReqTRES"))
-    tres = next((t for t in kinds if t and t != "(null)"), "")
+def _resources(line: str, tres: str) -> tuple[int, int, int, int]:
+    """Nodes, CPUs, memory (MiB) and GPUs of "1-4 NumCPUs=8 ..." and TRES; no GPUs where that counts none."""
+    nodes, cpus = (
+        dict(_WORD.findall(f"NumNodes={line}")).get(key, "0") for key in ("NumNodes", "NumCPUs")
+    )
     memory = _MEMORY.search(tres)
-    nodes = int(fields["NumNodes"].partition("-")[0])
-    cpus = int(fields.get("NumCPUs", "0").partition("-")[0])
-    return nodes, cpus, mib(memory[1]) if memory else 0, gpu_count(tres)
+    had = mib(memory[1]) if memory else 0
+    return int(nodes.partition("-")[0]), int(cpus.partition("-")[0]), had, gpu_count(tres)
 
 
-def _allocations(text: str, begin: int, end: int) -> tuple[Allocation, ...]:
+def _allocations(block: str) -> tuple[Allocation, ...]:
     allocations = []
-    for hosts, cpu_ids, memory, gres in _DETAIL.findall(text, begin, end):
+    for hosts, cpu_ids, memory, gres in _DETAIL.findall(block):
         gpus = parse_gres(gres)
         indices = gpus[0].indices if len(gpus) == 1 else _joined(gpus)
         count = sum([gpu.number for gpu in gpus])
@@ -295,22 +259,21 @@ def read_statuses(text: str) -> Iterator[JobStatus]:
 
 
 def _statuses(block: str) -> Iterator[JobStatus]:
-    first, _, rest = block.partition("\n")
-    ids, _, name = first.partition(" JobName=")
-    fields = dict(_WORD.findall(ids)) | dict(_WORD.findall(rest))
-    reason = fields.get("Reason", "").replace("_", " ")
-    if "WorkDir" not in fields:
+    lines = _lines(block)
+    if "WorkDir" not in lines:
         raise _unreadable("job, which is cut short,", block)
-    fields |= {"Name": name, "NodeList": _line_of(block, "NodeList").partition(" ")[0]}
+    ids, _, name = block.partition("\n")[0].partition(" JobName=")
+    words = f"{ids} {block.partition(chr(10))[2]}"
+    nodes = lines.get("NodeList", "").partition(" ")[0]
+    fields = dict(_WORD.findall(words)) | {"Name": name, "NodeList": nodes}
     try:
-        facts = job_facts(fields)
-        reason = "" if reason == "None" else reason
-        work = _line_of(block, "WorkDir")
-        status = JobStatus(**facts, reason=reason, folder=Path(work) if work else None)
+        work, (_, reason) = lines["WorkDir"].rstrip(), _doing(lines["JobState"])
+        folder = Path(work) if work else None
+        status = JobStatus(**job_facts(fields), reason=reason, folder=folder)
     except (KeyError, ValueError) as e:
         raise _unreadable("job", block, e) from e
-    pattern = _line_of(block, "StdOut")
-    user = _line_of(block, "UserId").partition("(")[0]
+    pattern = lines.get("StdOut", "").rstrip()
+    user = lines.get("UserId", "").partition("(")[0]
     array_id, tasks = fields.get("ArrayJobId"), fields.get("ArrayTaskId")
     if not array_id or tasks is None:
         yield dataclasses.replace(status, output=_output_path(pattern, status, user))
