@@ -29,6 +29,7 @@ from headrace.base.text import counted, times_text
 from headrace.cluster.launch.place import REQUEUE_EXIT
 from headrace.cluster.launch.stop_page import StopPhase
 from headrace.errors import HeadraceError, LaunchError
+from headrace.machine.host import byte_fields, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -44,31 +45,23 @@ if TYPE_CHECKING:
 def hardware(root: Path = Path("/")) -> dict[str, Any]:
     """CPU, memory, GPUs and kernel of this node, as plain values."""
     cpus = _values(root / "proc/cpuinfo", "model name", "cpu", "Model")
-    memory = _values(root / "proc/meminfo", "MemTotal") or ["0 kB"]
     # In the order of their bus addresses.
     gpus = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
     return {
         "architecture": platform.machine(),
         "cpu": cpus[0] if cpus else platform.machine(),
         "cpus": os.cpu_count() or 1,
-        "memory_bytes": int(memory[0].split()[0]) * 1024,
+        "memory_bytes": byte_fields(root / "proc/meminfo").get("MemTotal", 0),
         "gpus": [model for path in gpus for model in _values(path, "Model")],
-        "gpu_driver": _text(root / "proc/driver/nvidia/version").partition("\n")[0].strip(),
+        "gpu_driver": read_text(root / "proc/driver/nvidia/version").partition("\n")[0].strip(),
         "kernel": platform.release(),
     }
 
 
 def _values(path: Path, *names: str) -> list[str]:
     """What a file of `NAME: VALUE` lines says under these names."""
-    lines = (line.partition(":") for line in _text(path).splitlines())
+    lines = (line.partition(":") for line in read_text(path).splitlines())
     return [value.strip() for name, _, value in lines if name.strip() in names]
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 # -- manifests -----------------------------------------------------------------------------------------
@@ -149,11 +142,11 @@ def _commit(folder: Path) -> str | None:
             name = head.removeprefix("ref: ")
             if name == head:
                 return head
-            common = _text(git / "commondir").strip()
+            common = read_text(git / "commondir").strip()
             for root in (git, *([(git / common).resolve()] if common else [])):
-                packed = _text(root / "packed-refs").splitlines()
+                packed = read_text(root / "packed-refs", 1 << 24).splitlines()
                 commits = [line.split()[0] for line in packed if line.endswith(f" {name}")]
-                if commit := _text(root / name).strip() or next(iter(commits), ""):
+                if commit := read_text(root / name).strip() or next(iter(commits), ""):
                     return commit
             return None
     return None
