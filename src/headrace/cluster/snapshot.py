@@ -409,9 +409,7 @@ def queue_board(
             for name in _places(job):
                 on_node[name].append(job)
     rows = [_node_row(node, on_node.get(node.name, ())) for node in snapshot.nodes]
-    # An array that waits is one line of Slurm's, and as many jobs as it has tasks.
-    arrays = {job.job_id: task_count(job.job_id) for job in waiting if job.job_id.endswith("]")}
-    totals = _totals(rows, running, waiting, arrays)
+    totals = _totals(rows, running, waiting)
     users, nodes, partitions = frozenset(users), frozenset(nodes), frozenset(partitions)
 
     def is_picked(job: ClusterJob) -> bool:
@@ -435,7 +433,7 @@ def queue_board(
     return QueueBoard(
         snapshot.cluster, snapshot.version, now_s, totals, tuple(rows),
         [QueueJobRow(job, now_s, known.get(job.job_id)) for job in running],
-        [QueueJobRow(job, now_s) for job in waiting], _user_rows(running, waiting, arrays),
+        [QueueJobRow(job, now_s) for job in waiting], _user_rows(running, waiting),
     )  # fmt: skip
 
 
@@ -464,10 +462,7 @@ def _node_row(node: Node, jobs: Sequence[ClusterJob]) -> NodeRow:
 
 
 def _totals(
-    rows: Sequence[NodeRow],
-    running: Sequence[ClusterJob],
-    waiting: Sequence[ClusterJob],
-    arrays: Mapping[str, int],
+    rows: Sequence[NodeRow], running: Sequence[ClusterJob], waiting: Sequence[ClusterJob]
 ) -> QueueTotals:
     here = [row for row in rows if not row.away]
     used = sum(row.gpus_held + row.unplaced_gpus for row in rows)
@@ -478,8 +473,8 @@ def _totals(
         nodes_away=len(rows) - len(here), gpus=total, gpus_used=used, gpus_free=free,
         gpus_away=max(0, total - used - free), cpus=sum(row.node.cpus for row in rows),
         cpus_used=sum(row.node.cpus_allocated for row in rows), running=len(running),
-        waiting=len(waiting) + sum(arrays.values()) - len(arrays),
-        gpus_wanted=sum(job.gpu_count * arrays.get(job.job_id, 1) for job in waiting),
+        waiting=sum(task_count(job.job_id) for job in waiting),
+        gpus_wanted=sum(job.gpu_count * task_count(job.job_id) for job in waiting),
     )  # fmt: skip
 
 
@@ -502,16 +497,14 @@ def reason_text(reason: str) -> str:
     return _REASONS.get(word, limited)
 
 
-def _user_rows(
-    running: Iterable[ClusterJob], waiting: Iterable[ClusterJob], arrays: Mapping[str, int]
-) -> tuple[UserRow, ...]:
+def _user_rows(running: Iterable[ClusterJob], waiting: Iterable[ClusterJob]) -> tuple[UserRow, ...]:
     """Those with the most GPUs first."""
     has: dict[str, list[int]] = defaultdict(lambda: [0] * 5)
     for job in running:
         counts = has[job.user]
         counts[:3] = counts[0] + 1, counts[1] + job.gpu_count, counts[2] + job.cpu_count
     for job in waiting:
-        counts, tasks = has[job.user], arrays.get(job.job_id, 1)
+        counts, tasks = has[job.user], task_count(job.job_id)
         counts[3:] = counts[3] + tasks, counts[4] + job.gpu_count * tasks
     rows = [UserRow(user, *counts) for user, counts in has.items()]
     return tuple(sorted(rows, key=lambda row: (-row.gpus, -row.gpus_wanted, -row.cpus, row.user)))
