@@ -1,10 +1,10 @@
 """Manifest: how a launch ended, and what the run was made of, so that another one can be compared with it.
 
-    {"version": 2, "run": {...}, "command": {...}, "versions": {...}, "order": {...}, "hardware": {...},
-     "environment": {...}, "settings": {...}, "result": {...}, "crc32c": "..."}
+    {"version": 2, "run": {...}, "command": {...}, "layout": {...}, "versions": {...}, "hardware": {...},
+     "environment": {...}, "order": {...}, "result": {...}, "crc32c": "..."}
 
 Plain JSON. Secrets are left out by the names of their variables. `compare` tells two apart: what may change
-results (versions, seeds, order, data, hardware, settings) from what merely is another time or place.
+results (versions, seeds, order, hardware, environment) from what merely is another time or place.
 """
 
 from __future__ import annotations

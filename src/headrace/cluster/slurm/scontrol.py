@@ -51,7 +51,7 @@ def _blocks(text: str, key: str) -> list[str]:
 
 def _lines(block: str) -> dict[str, str]:
     """What the lines of a block say behind their first keys; of two with one key the first."""
-    lines = [line.partition("=") for line in block.split("\n   ")]
+    lines = [line.partition("\n")[0].partition("=") for line in block.split("\n   ")]
     return {key: rest for key, _, rest in reversed(lines)}
 
 
@@ -152,11 +152,11 @@ def read_jobs(text: str) -> tuple[ClusterJob, ...]:
 def _job(block: str) -> ClusterJob:
     lines = _lines(block)
     try:
-        ids, _, name = lines["JobId"].partition(" JobName=")
+        ids, name = lines["JobId"].split(" JobName=", 1)
         priority, _, payers = lines["Priority"].partition(" ")
         account, qos = _paid_by(payers)
         state, reason = _doing(lines["JobState"])
-        limit = lines["RunTime"].partition(" TimeLimit=")[2].partition(" ")[0]
+        _, limit = lines["RunTime"].split(" TimeLimit=", 1)
         # Behind the nodes that it has there may be some that are planned: " SchedNodeList=node0".
         nodes = expand_hosts(lines["NodeList"].partition(" ")[0])
         # From 23.02 on there are two lines, of what is asked and of what is had.
@@ -173,7 +173,7 @@ def _job(block: str) -> ClusterJob:
             _task_of(ids), name, lines["UserId"].partition("(")[0], account,
             lines["Partition"].partition(" ")[0], state, reason, qos, nodes, allocations, node_count,
             cpu_count, gpus, memory, unix_seconds(lines["SubmitTime"].partition(" ")[0]),
-            unix_seconds(lines["StartTime"].partition(" ")[0]), minutes(limit), int(priority),
+            unix_seconds(lines["StartTime"].partition(" ")[0]), minutes(limit.partition(" ")[0]), int(priority),
         )  # fmt: skip
     except (KeyError, ValueError) as e:
         raise _unreadable("job", block, e) from e
@@ -182,6 +182,8 @@ def _job(block: str) -> ClusterJob:
 def _task_of(ids: str) -> str:
     """As users know a job of "17" or of "17 ArrayJobId=12 ArrayTaskId=3"."""
     number, _, array = ids.partition(" ")
+    if not number.isdigit():
+        raise ValueError(f"{number!r} is no number")
     fields = dict(_WORD.findall(array))
     return task_id(number, fields.get("ArrayJobId"), fields.get("ArrayTaskId"))
 
