@@ -111,7 +111,7 @@ def test_manifests_are_what_the_published_schemas_say(
     if pod:
         (tmp_path / "pod.yaml").write_text(pod)
         monkeypatch.setenv("HEADRACE_KUBERNETES_POD", str(tmp_path / "pod.yaml"))
-    objects = written.manifests("train-1", submission("true", *more), "ann")
+    objects = written.manifests(submission("true", *more), "ann", "train-1")
     assert [each["kind"] for each in objects] == ["Job", "Secret", "Service"]
     for each in yaml.safe_load_all(written.as_yaml(objects)):
         validate(each, version, strict=True)
@@ -129,7 +129,7 @@ def test_a_job_has_what_was_asked_for_and_what_the_site_says(tmp_path, monkeypat
         "--gres=gpu:NVIDIA-H100:8", "--mem=100G", "--time=90", "--requeue", "--job-name=Res_Net",
         image="", arguments=("a b",), environment={"MINE": "1"},
     )  # fmt: skip
-    job, secret, service = written.manifests("res-net-1", asked, "ann")
+    job, secret, service = written.manifests(asked, "ann", "res-net-1")
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
     main, beside = pod["containers"]
     env = {e["name"]: e.get("value") for e in main["env"]}
@@ -157,14 +157,14 @@ def test_a_job_has_what_was_asked_for_and_what_the_site_says(tmp_path, monkeypat
 
 def test_a_script_that_is_no_text_arrives_byte_for_byte():
     script = b"#!/bin/sh\n: \xff\xfe\n"
-    secret = written.manifests("t-1", Submission(script, image="i"), "ann")[1]
+    secret = written.manifests(Submission(script, image="i"), "ann", "t-1")[1]
     loaded = yaml.safe_load(written.as_yaml([secret]))
     assert base64.b64decode(loaded["data"]["script"]) == script
 
 
 def test_a_pytorchjob_is_kubeflows(monkeypatch):
     monkeypatch.setenv("HEADRACE_KUBERNETES_KIND", "PyTorchJob")
-    job, _ = written.manifests("t-1", submission("x", "--nodes=3", "--requeue"), "ann")
+    job, _ = written.manifests(submission("x", "--nodes=3", "--requeue"), "ann", "t-1")
     known = pytest.importorskip("kubeflow.training.models")
     _check_model(job, known.KubeflowOrgV1PyTorchJob, known)
     with pytest.raises(AssertionError, match="wrong"):
@@ -201,7 +201,7 @@ def _check_model(value, model, known):
 )  # fmt: skip
 def test_what_is_not_done_is_refused(options, what):
     with pytest.raises(ClusterRequestError, match=what) as e:
-        written.manifests("t-1", submission("true", *options), "ann")
+        written.manifests(submission("true", *options), "ann", "t-1")
     assert e.value.next_step
 
 
@@ -210,12 +210,12 @@ def test_a_pods_file_that_is_none_is_refused(tmp_path, monkeypatch, text):
     (tmp_path / "pod.yaml").write_text(text)
     monkeypatch.setenv("HEADRACE_KUBERNETES_POD", str(tmp_path / "pod.yaml"))
     with pytest.raises(ClusterRequestError, match=r"pod\.yaml"):
-        written.manifests("t-1", submission("true"), "ann")
+        written.manifests(submission("true"), "ann", "t-1")
 
 
 def test_an_image_must_be_named():
     with pytest.raises(ClusterRequestError, match="no image"):
-        written.manifests("t-1", submission("true", image=""), "ann")
+        written.manifests(submission("true", image=""), "ann", "t-1")
 
 
 # -- the life of a job (simulated) -----------------------------------------------------------------------
@@ -405,7 +405,7 @@ def test_a_quotas_refusal_leaves_nothing(ex, cluster):
 
 def test_a_name_that_is_taken_is_not_taken_again(ex, cluster, monkeypatch):
     names = iter(["t-1", "t-1", "t-2"])
-    monkeypatch.setattr("headrace.cluster.kubernetes.executor.job_name", lambda _: next(names))
+    monkeypatch.setattr("headrace.cluster.kubernetes.manifests._job_name", lambda _: next(names))
     assert [ex.submit(submission("true")) for _ in range(2)] == ["t-1", "t-2"]
 
 
@@ -518,7 +518,7 @@ def test_what_is_written_for_a_site_can_be_applied(run, validate, tmp_path, monk
         for word in container["command"]:
             assert not word.startswith("--") or word in asked
     monkeypatch.setenv("HEADRACE_KUBERNETES_POD", "site/pod.yaml")
-    job, *_ = written.manifests("t-1", submission("true", image=""), "ann")
+    job, *_ = written.manifests(submission("true", image=""), "ann", "t-1")
     validate(job, "1.37", strict=True)
     run("init", "--kubernetes", "site", "--image", "headrace", code=3)
 

@@ -42,12 +42,10 @@ from headrace.cluster.kubernetes.manifests import (
     PARTITION,
     USER_LABEL,
     as_yaml,
-    job_name,
     kind,
     label,
     manifests,
     pod_file,
-    request_of,
 )
 from headrace.cluster.kubernetes.pod import RESTARTS
 from headrace.cluster.manifest import RunWords
@@ -245,18 +243,15 @@ class KubernetesExecutor(Executor):
 
     def preview(self, submission: Submission) -> bytes:
         """The manifests, as `kubectl apply -f -` takes them."""
-        return as_yaml(
-            manifests(job_name(request_of(submission).name), submission, self._user)
-        ).encode()
+        return as_yaml(manifests(submission, self._user)).encode()
 
     # -- submitting ------------------------------------------------------------------------------
 
     def submit(self, submission: Submission) -> str:
         """Post the job, and then what its pods wait for, which is the job's and goes with it."""
-        wanted = request_of(submission).name
 
         def create() -> tuple[list[Object], Object]:
-            objects = manifests(job_name(wanted), submission, self._user)
+            objects = manifests(submission, self._user)
             return objects, self._kubectl.create(self._path(), objects[0])
 
         (job, *others), created = _unless_conflict(create)  # of somebody who has this very name

@@ -90,7 +90,7 @@ def kind() -> str:
     return named
 
 
-def job_name(wanted: str) -> str:
+def _job_name(wanted: str) -> str:
     """A name that a Job, its Service and its pods' host names may have, and nobody else's has."""
     plain = re.sub(r"[^a-z0-9]+", "-", wanted.lower()).strip("-")[:40].rstrip("-") or "job"
     plain = plain if plain[0].isalpha() else f"job-{plain}"
@@ -102,7 +102,7 @@ def label(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "-", text)[:63].strip("-_.")
 
 
-def request_of(submission: Submission) -> LocalRequest:
+def _request_of(submission: Submission) -> LocalRequest:
     """What a script asks for; ClusterRequestError where Kubernetes cannot do it."""
     request = read_request(submission.script, submission.options)
     if not_done := request.words - _DONE - _IDLE:
@@ -121,20 +121,16 @@ def request_of(submission: Submission) -> LocalRequest:
 PARTITION: Final = "kubernetes"
 
 
-def manifests(name: str, submission: Submission, user: str) -> list[dict[str, Any]]:
-    """The job's objects, itself first.
-
-    Args:
-        name: as `job_name` gave it.
-        submission: what runs in it.
-        user: whose it is.
+def manifests(submission: Submission, user: str, name: str = "") -> list[dict[str, Any]]:
+    """The objects of a user's job, itself first; by default it has a name that no other job has.
 
     Raises:
         ClusterRequestError: something is asked for that is not done here, or no image is named.
     """
-    request, (site, path), form = request_of(submission), pod_file(), kind()
+    request, (site, path), form = _request_of(submission), pod_file(), kind()
+    name = name or _job_name(request.name)
     api, container_name = _KINDS[form]
-    nodes = node_names(name, request.nodes, form)
+    nodes = _node_names(name, request.nodes, form)
     pod = _pod(name, request, submission, nodes, form, (site, path))
     about = site.get("metadata", {})
     labels = {**about.get("labels", {}), "app.kubernetes.io/managed-by": "headrace", JOB_LABEL: name,
@@ -178,7 +174,7 @@ def manifests(name: str, submission: Submission, user: str) -> list[dict[str, An
     return objects
 
 
-def node_names(name: str, nodes: int, form: str) -> list[str]:
+def _node_names(name: str, nodes: int, form: str) -> list[str]:
     """The pods' host names, by index."""
     if form == "Job":
         return [f"{name}-{index}" for index in range(nodes)]
