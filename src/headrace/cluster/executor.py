@@ -435,24 +435,20 @@ _WIDTH_MAX = 10
 
 
 def fill_pattern(
-    pattern: str,
-    job_id: str,
-    name: str,
-    user: str,
-    *,
-    array_id: str | None = None,
-    task: int | None = None,
-    node: str = "",
+    pattern: str, job_id: str, name: str, user: str, node: str = "", *, number: str = ""
 ) -> str:
     """The name of a batch script's output file: its step, task and node are the first.
 
-    A letter without a fact stays, numbers are padded to a width, a backslash turns all of it off.
+    A letter without a fact stays, numbers are padded to a width, a backslash turns all of it off. `number` is
+    that of an array's task, where it has one of its own, as Slurm's have.
     """
     if "\\" in pattern:
         return pattern.replace("\\", "")
+    array, _, task = job_id.partition("_")
+    number = number or array
     facts = {
-        "A": array_id or job_id, "j": job_id, "J": job_id, "N": node, "n": "0", "s": "batch", "t": "0",
-        "u": user, "x": name, "%": "%", **({} if task is None else {"a": str(task)}),
+        "A": array, "j": number, "J": number, "N": node, "n": "0", "s": "batch", "t": "0",
+        "u": user, "x": name, "%": "%", **({"a": task} if task else {}),
     }  # fmt: skip
 
     def fill(place: re.Match[str]) -> str:

@@ -236,9 +236,8 @@ def _keep(folder: JobsFolder, job: LocalJob, task: int | None) -> None:
             latest.save()
 
     def where(pattern: str) -> Path:
-        number, node = str(job.number), node_names(job.request.nodes)[0]
-        facts = (number, job.name, job.user)
-        name = fill_pattern(pattern, *facts, array_id=number, task=task, node=node)
+        node = node_names(job.request.nodes)[0]
+        name = fill_pattern(pattern, job.task_id(task), job.name, job.user, node)
         return Path(job.submission.directory or "", name)
 
     output = where(job.request.output_pattern)

@@ -216,10 +216,7 @@ class RayExecutor(Executor):
             state = JobState.COMPLETING
         output, pattern = facts.get("output"), job.request.output_pattern
         if not output and "%N" not in pattern:
-            number, task = split_id(job.job_id)
-            output = fill_pattern(
-                pattern, number, job.name, job.user, array_id=number, task=None if task is None else int(task)
-            )  # fmt: skip
+            output = fill_pattern(pattern, job.job_id, job.name, job.user)
         ended_ms = details.get("end_time")
         return JobStatus(
             job.job_id, job.name, state, reason, tuple(facts.get("nodes", ())), facts.get("exit_code"),

@@ -277,19 +277,19 @@ def _statuses(block: str) -> Iterator[JobStatus]:
     pattern = lines.get("StdOut", "").rstrip()
     user = lines.get("UserId", "").partition("(")[0]
     array_id, tasks = fields.get("ArrayJobId"), fields.get("ArrayTaskId")
-    if not array_id or tasks is None:
-        yield dataclasses.replace(status, output=_output_path(pattern, status, user))
-        return
-    try:
-        numbers = expand_indices(tasks.partition("%")[0])
-    except ValueError:  # "1,3,5,...": cut short, or too many
-        numbers = ()
-    if not 0 < len(numbers) <= TASKS_MAX:
-        yield dataclasses.replace(status, job_id=task_id(status.job_id, array_id, tasks))
-        return
-    for task in numbers:
-        output = _output_path(pattern, status, user, array_id, task)
-        yield dataclasses.replace(status, job_id=f"{array_id}_{task}", output=output)
+    job_ids = [status.job_id]
+    if array_id and tasks is not None:
+        try:
+            numbers = expand_indices(tasks.partition("%")[0])
+        except ValueError:  # "1,3,5,...": cut short, or too many
+            numbers = ()
+        if not 0 < len(numbers) <= TASKS_MAX:
+            yield dataclasses.replace(status, job_id=task_id(status.job_id, array_id, tasks))
+            return
+        job_ids = [f"{array_id}_{task}" for task in numbers]
+    for job_id in job_ids:
+        one = dataclasses.replace(status, job_id=job_id)
+        yield dataclasses.replace(one, output=_output_path(pattern, one, user, status.job_id))
 
 
 def job_facts(fields: Mapping[str, str]) -> dict[str, Any]:
@@ -310,17 +310,14 @@ def job_facts(fields: Mapping[str, str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _output_path(
-    pattern: str, status: JobStatus, user: str, array_id: str | None = None, task: int | None = None
-) -> Path | None:
+def _output_path(pattern: str, status: JobStatus, user: str, number: str) -> Path | None:
     """Most versions fill in the pattern, some leave parts of it."""
-    if not pattern or pattern == "(null)":
+    if pattern in {"", "(null)"}:
         return None
-    if task is not None:
-        pattern = pattern.replace(_NO_TASK, str(task))
+    if task := status.job_id.partition("_")[2]:
+        pattern = pattern.replace(_NO_TASK, task)
     node = status.nodes[0] if status.nodes else ""
-    job = (status.job_id, status.name, user)
-    name = fill_pattern(pattern, *job, array_id=array_id, task=task, node=node)
+    name = fill_pattern(pattern, status.job_id, status.name, user, node, number=number)
     return Path(name if "%" in pattern else pattern)
 
 
