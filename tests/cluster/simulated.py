@@ -8,9 +8,13 @@ labelled so.
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
 
 from headrace.cluster.notation import compress_hosts
-from headrace.cluster.slurm.scontrol import ScontrolOutput
+from headrace.cluster.slurm.scontrol import snapshot_of
+
+if TYPE_CHECKING:
+    from headrace.cluster.snapshot import ClusterSnapshot
 
 TAKEN_S = 1795332994.0
 GPUS = 8
@@ -84,8 +88,8 @@ PARTITIONS = """PartitionName=gpu
 """
 
 
-def simulated_cluster(nodes: int = 5000, jobs: int = 50_000, seed: int = 7) -> ScontrolOutput:
-    """What the commands would print."""
+def simulated_cluster(nodes: int = 5000, jobs: int = 50_000, seed: int = 7) -> ClusterSnapshot:
+    """What is read of all that the commands would print."""
     chance = random.Random(seed)
     names = [f"gpu{i:04d}" for i in range(nodes)]
     free = [list(range(GPUS)) for _ in names]
@@ -129,7 +133,7 @@ def simulated_cluster(nodes: int = 5000, jobs: int = 50_000, seed: int = 7) -> S
             facts |= {"state": "PENDING", "reason": chance.choice(_REASONS), "started": started,
                       "nodes": "", "batch": "", "details": ""}  # fmt: skip
         written.append(_JOB.format(**facts))
-    return ScontrolOutput(
+    return snapshot_of(
         nodes="".join(
             _node(i, name, left) for i, (name, left) in enumerate(zip(names, free, strict=True))
         ),

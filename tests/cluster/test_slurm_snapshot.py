@@ -94,7 +94,7 @@ def test_nodes_that_are_only_planned_are_not_a_jobs(slurm):
 
 
 def test_a_large_simulated_cluster_reads_whole():
-    snapshot = simulated_cluster(nodes=500, jobs=5000).read()
+    snapshot = simulated_cluster(nodes=500, jobs=5000)
     assert (len(snapshot.nodes), len(snapshot.jobs)) == (500, 5000)
     running = [job for job in snapshot.jobs if job.state == JobState.RUNNING]
     assert 0 < len(running) < len(snapshot.jobs)

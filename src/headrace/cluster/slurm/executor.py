@@ -224,7 +224,7 @@ class SlurmExecutor(Executor):
             return known
         for number in numbers:
             try:
-                known[number] = list(read_statuses(self.commands.query(*show, number)))
+                known[number] = read_statuses(self.commands.query(*show, number))
             except ClusterError as e:
                 if not _is_unknown_job(e):
                     raise

@@ -1,8 +1,8 @@
-"""scontrol: nodes, partitions and jobs as `scontrol --details show` prints them, or once printed them.
+"""scontrol: nodes, partitions and jobs as `scontrol --details show` prints them.
 
 The text is the same from 20.11 to 25.x but for a few keys, is a quarter of the JSON, and says everywhere which
-GPUs a job has on which node. A cluster's jobs are scanned, not made into tables: there may be 50,000 of them.
-What an executor asks of a few jobs is read by key: how they ended, and where their output lies.
+GPUs a job has on which node. Of a cluster's jobs, of which there may be 50,000, only the lines that are needed
+are read on, and what they say alike is remembered. Of the few jobs that an executor asks for, it is all words.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace.cluster.executor import JobState, JobStatus, fill_pattern
 from headrace.cluster.notation import (
@@ -34,10 +34,11 @@ from headrace.cluster.snapshot import Allocation, ClusterJob, ClusterSnapshot, N
 from headrace.errors import ClusterError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from headrace.cluster.notation import Gres
 
+T = TypeVar("T")
 
 # -- blocks of KEY=VALUE lines -------------------------------------------------------------------------
 
@@ -53,6 +54,17 @@ def _lines(block: str) -> dict[str, str]:
     """What the lines of a block say behind their first keys; of two with one key the first."""
     lines = [line.partition("\n")[0].partition("=") for line in block.split("\n   ")]
     return {key: rest for key, _, rest in reversed(lines)}
+
+
+def _each(text: str, key: str, kind: str, read: Callable[[str], T]) -> tuple[T, ...]:
+    """What the blocks of a text say, each as `read` has it."""
+    values = []
+    for block in _blocks(text, key):
+        try:
+            values.append(read(block))
+        except (KeyError, ValueError) as e:
+            raise _unreadable(kind, block, e) from e
+    return tuple(values)
 
 
 def _unreadable(kind: str, block: str, error: Exception | None = None) -> ClusterError:
@@ -71,7 +83,7 @@ _REASON_BY = re.compile(r" \[[^\[\]]*@[^\[\]]*\]\Z")
 
 def read_nodes(text: str) -> tuple[Node, ...]:
     """All nodes that `scontrol --details show nodes` prints."""
-    return tuple(_node(block) for block in _blocks(text, "NodeName"))
+    return _each(text, "NodeName", "node", _node)
 
 
 def _node(block: str) -> Node:
@@ -79,27 +91,24 @@ def _node(block: str) -> Node:
     end = block.find("\n   BootTime=")
     words = (block[:end] if end > 0 else block).split()
     fields = dict([word.split("=", 1) for word in words if "=" in word])
-    try:
-        gres, used = parse_gres(fields.get("Gres", "")), parse_gres(fields.get("GresUsed", ""))
-        return Node(
-            name=fields["NodeName"],
-            states=_node_states(fields.get("State", "")),
-            cpus=int(fields.get("CPUTot", 0)),
-            threads_per_core=int(fields.get("ThreadsPerCore", 1)),
-            memory_mib=mib(fields.get("RealMemory", "")),
-            gpus=sum(gpu.number for gpu in gres),
-            gpu_type=next((gpu.type for gpu in gres if gpu.type), ""),
-            gpus_allocated=_joined(used),
-            cpus_allocated=int(fields.get("CPUAlloc", 0)),
-            cpu_load=float(load) if (load := fields.get("CPULoad", "N/A")) != "N/A" else None,
-            memory_allocated_mib=mib(fields.get("AllocMem", "")),
-            partitions=_names(fields.get("Partitions", "")),
-            features=_names(fields.get("ActiveFeatures") or fields.get("AvailableFeatures") or ""),
-            reason=_REASON_BY.sub("", _lines(block).get("Reason", "").rstrip()),
-            architecture=fields.get("Arch", ""),
-        )
-    except (KeyError, ValueError) as e:
-        raise _unreadable("node", block, e) from e
+    gres, used = parse_gres(fields.get("Gres", "")), parse_gres(fields.get("GresUsed", ""))
+    return Node(
+        name=fields["NodeName"],
+        states=_node_states(fields.get("State", "")),
+        cpus=int(fields.get("CPUTot", 0)),
+        threads_per_core=int(fields.get("ThreadsPerCore", 1)),
+        memory_mib=mib(fields.get("RealMemory", "")),
+        gpus=sum(gpu.number for gpu in gres),
+        gpu_type=next((gpu.type for gpu in gres if gpu.type), ""),
+        gpus_allocated=_joined(used),
+        cpus_allocated=int(fields.get("CPUAlloc", 0)),
+        cpu_load=float(load) if (load := fields.get("CPULoad", "N/A")) != "N/A" else None,
+        memory_allocated_mib=mib(fields.get("AllocMem", "")),
+        partitions=_names(fields.get("Partitions", "")),
+        features=_names(fields.get("ActiveFeatures") or fields.get("AvailableFeatures") or ""),
+        reason=_REASON_BY.sub("", _lines(block).get("Reason", "").rstrip()),
+        architecture=fields.get("Arch", ""),
+    )
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -117,24 +126,21 @@ def _node_states(text: str) -> tuple[str, ...]:
 
 def read_partitions(text: str) -> tuple[Partition, ...]:
     """All partitions that `scontrol show partitions` prints."""
-    return tuple(_partition(block) for block in _blocks(text, "PartitionName"))
+    return _each(text, "PartitionName", "partition", _partition)
 
 
 def _partition(block: str) -> Partition:
     fields = dict(_WORD.findall(block))
-    try:
-        most = fields.get("MaxNodes", "UNLIMITED")
-        return Partition(
-            name=fields["PartitionName"],
-            nodes=expand_hosts(fields.get("Nodes", "")),
-            is_default=fields.get("Default") == "YES",
-            state=fields.get("State", "UP").lower(),
-            max_minutes=minutes(fields.get("MaxTime", "UNLIMITED")),
-            max_nodes=int(most) if most.isdigit() else None,
-            max_memory_per_cpu_mib=mib(fields.get("MaxMemPerCPU", "")) or None,
-        )
-    except (KeyError, ValueError) as e:
-        raise _unreadable("partition", block, e) from e
+    most = fields.get("MaxNodes", "UNLIMITED")
+    return Partition(
+        name=fields["PartitionName"],
+        nodes=expand_hosts(fields.get("Nodes", "")),
+        is_default=fields.get("Default") == "YES",
+        state=fields.get("State", "UP").lower(),
+        max_minutes=minutes(fields.get("MaxTime", "UNLIMITED")),
+        max_nodes=int(most) if most.isdigit() else None,
+        max_memory_per_cpu_mib=mib(fields.get("MaxMemPerCPU", "")) or None,
+    )
 
 
 # -- jobs ------------------------------------------------------------------------------------------
@@ -146,37 +152,34 @@ _MEMORY = re.compile(r"(?:^|,)mem=([^,\s]+)")
 
 def read_jobs(text: str) -> tuple[ClusterJob, ...]:
     """All jobs that `scontrol --details show jobs` prints; what waits of an array is one of them."""
-    return tuple(_job(block) for block in _blocks(text, "JobId"))
+    return _each(text, "JobId", "job", _job)
 
 
 def _job(block: str) -> ClusterJob:
     lines = _lines(block)
-    try:
-        ids, name = lines["JobId"].split(" JobName=", 1)
-        priority, _, payers = lines["Priority"].partition(" ")
-        account, qos = _paid_by(payers)
-        state, reason = _doing(lines["JobState"])
-        _, limit = lines["RunTime"].split(" TimeLimit=", 1)
-        # Behind the nodes that it has there may be some that are planned: " SchedNodeList=node0".
-        nodes = expand_hosts(lines["NodeList"].partition(" ")[0])
-        # From 23.02 on there are two lines, of what is asked and of what is had.
-        kinds = [lines.get(key, "(null)") for key in ("AllocTRES", "TRES", "ReqTRES")]
-        tres = next((kind for kind in kinds if kind not in {"", "(null)"}), "")
-        node_count, cpu_count, memory, gpus = _resources(lines["NumNodes"], tres)
-        allocations = _allocations(block) if nodes else ()
-        if allocations:
-            gpus = sum([a.gpu_count for a in allocations]) or gpus
-        elif not gpus:
-            gpus = _gpus_wanted(block, node_count)
-        # By position: in half the time that it takes by name.
-        return ClusterJob(
-            _task_of(ids), name, lines["UserId"].partition("(")[0], account,
-            lines["Partition"].partition(" ")[0], state, reason, qos, nodes, allocations, node_count,
-            cpu_count, gpus, memory, unix_seconds(lines["SubmitTime"].partition(" ")[0]),
-            unix_seconds(lines["StartTime"].partition(" ")[0]), minutes(limit.partition(" ")[0]), int(priority),
-        )  # fmt: skip
-    except (KeyError, ValueError) as e:
-        raise _unreadable("job", block, e) from e
+    ids, name = lines["JobId"].split(" JobName=", 1)
+    priority, _, payers = lines["Priority"].partition(" ")
+    account, qos = _paid_by(payers)
+    state, reason = _doing(lines["JobState"])
+    _, limit = lines["RunTime"].split(" TimeLimit=", 1)
+    # Behind the nodes that it has there may be some that are planned: " SchedNodeList=node0".
+    nodes = expand_hosts(lines["NodeList"].partition(" ")[0])
+    # From 23.02 on there are two lines, of what is asked and of what is had.
+    kinds = [lines.get(key, "(null)") for key in ("AllocTRES", "TRES", "ReqTRES")]
+    tres = next((kind for kind in kinds if kind not in {"", "(null)"}), "")
+    node_count, cpu_count, memory, gpus = _resources(lines["NumNodes"], tres)
+    allocations = _allocations(block) if nodes else ()
+    if allocations:
+        gpus = sum([a.gpu_count for a in allocations]) or gpus
+    elif not gpus:
+        gpus = _gpus_wanted(block, node_count)
+    # By position: in half the time that it takes by name.
+    return ClusterJob(
+        _task_of(ids), name, lines["UserId"].partition("(")[0], account,
+        lines["Partition"].partition(" ")[0], state, reason, qos, nodes, allocations, node_count,
+        cpu_count, gpus, memory, unix_seconds(lines["SubmitTime"].partition(" ")[0]),
+        unix_seconds(lines["StartTime"].partition(" ")[0]), minutes(limit.partition(" ")[0]), int(priority),
+    )  # fmt: skip
 
 
 def _task_of(ids: str) -> str:
@@ -251,16 +254,15 @@ _NO_TASK = "4294967294"
 """What scontrol fills in as the number of a task that has none yet."""
 
 
-def read_statuses(text: str) -> Iterator[JobStatus]:
+def read_statuses(text: str) -> list[JobStatus]:
     """Of what `scontrol show job` prints, one for each task."""
-    records = _blocks(text, "JobId")
-    if not records and text.strip() and "No jobs" not in text:
+    statuses = _each(text, "JobId", "job", _statuses)
+    if not statuses and text.strip() and "No jobs" not in text:
         raise _unreadable("job", text)
-    for block in records:
-        yield from _statuses(block)
+    return [status for of_job in statuses for status in of_job]
 
 
-def _statuses(block: str) -> Iterator[JobStatus]:
+def _statuses(block: str) -> list[JobStatus]:
     lines = _lines(block)
     if "WorkDir" not in lines:
         raise _unreadable("job, which is cut short,", block)
@@ -268,28 +270,24 @@ def _statuses(block: str) -> Iterator[JobStatus]:
     words = f"{ids} {block.partition(chr(10))[2]}"
     nodes = lines.get("NodeList", "").partition(" ")[0]
     fields = dict(_WORD.findall(words)) | {"Name": name, "NodeList": nodes}
-    try:
-        work, (_, reason) = lines["WorkDir"].rstrip(), _doing(lines["JobState"])
-        folder = Path(work) if work else None
-        status = JobStatus(**job_facts(fields), reason=reason, folder=folder)
-    except (KeyError, ValueError) as e:
-        raise _unreadable("job", block, e) from e
-    pattern = lines.get("StdOut", "").rstrip()
-    user = lines.get("UserId", "").partition("(")[0]
-    array_id, tasks = fields.get("ArrayJobId"), fields.get("ArrayTaskId")
-    job_ids = [status.job_id]
+    work, (_, reason) = lines["WorkDir"].rstrip(), _doing(lines["JobState"])
+    status = JobStatus(**job_facts(fields), reason=reason, folder=Path(work) if work else None)
+    job_ids, array_id, tasks = [status.job_id], fields.get("ArrayJobId"), fields.get("ArrayTaskId")
     if array_id and tasks is not None:
         try:
             numbers = expand_indices(tasks.partition("%")[0])
         except ValueError:  # "1,3,5,...": cut short, or too many
             numbers = ()
         if not 0 < len(numbers) <= TASKS_MAX:
-            yield dataclasses.replace(status, job_id=task_id(status.job_id, array_id, tasks))
-            return
+            return [dataclasses.replace(status, job_id=task_id(status.job_id, array_id, tasks))]
         job_ids = [f"{array_id}_{task}" for task in numbers]
-    for job_id in job_ids:
-        one = dataclasses.replace(status, job_id=job_id)
-        yield dataclasses.replace(one, output=_output_path(pattern, one, user, status.job_id))
+    pattern = lines.get("StdOut", "").rstrip()
+    user = lines.get("UserId", "").partition("(")[0]
+    of_tasks = [dataclasses.replace(status, job_id=job_id) for job_id in job_ids]
+    return [
+        dataclasses.replace(each, output=_output_path(pattern, each, user, status.job_id))
+        for each in of_tasks
+    ]
 
 
 def job_facts(fields: Mapping[str, str]) -> dict[str, Any]:
@@ -329,43 +327,32 @@ def read_config(text: str) -> dict[str, str]:
     return dict(re.findall(r"^(\w+)\s*= (.*)$", text, re.MULTILINE))
 
 
-class ScontrolOutput(NamedTuple):
-    """What `scontrol show` printed of each, and when (Unix seconds)."""
-
-    nodes: str
-    jobs: str
-    partitions: str
-    config: str
-    taken_s: float
-
-    def read(self) -> ClusterSnapshot:
-        """What it says. Jobs that are over are left out."""
-        config = read_config(self.config)
-        # A hundred thousand objects that all stay: to look through them for garbage takes as long as to make
-        # them.
-        collected = gc.isenabled()
-        gc.disable()
-        try:
-            nodes, jobs = read_nodes(self.nodes), read_jobs(self.jobs)
-            partitions = read_partitions(self.partitions)
-        finally:
-            if collected:
-                gc.enable()
-        cluster, version = (config.get(key, "").strip() for key in ("ClusterName", "SLURM_VERSION"))
-        jobs = tuple(job for job in jobs if not job.state.is_over)
-        return ClusterSnapshot(cluster, version, self.taken_s, nodes, partitions, jobs)
+def snapshot_of(
+    *, nodes: str, partitions: str, config: str, taken_s: float, jobs: str = ""
+) -> ClusterSnapshot:
+    """What `scontrol show` printed of each, and when (Unix seconds). Jobs that are over are left out."""
+    settings = read_config(config)
+    # A hundred thousand objects that all stay: to look through them for garbage takes as long as to make them.
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        listed = tuple(job for job in read_jobs(jobs) if not job.state.is_over)
+        known = read_nodes(nodes), read_partitions(partitions), listed
+    finally:
+        if collected:
+            gc.enable()
+    cluster, version = (settings.get(key, "").strip() for key in ("ClusterName", "SLURM_VERSION"))
+    return ClusterSnapshot(cluster, version, taken_s, *known)
 
 
 def read_snapshot(commands: Commands | None = None, *, jobs: bool = True) -> ClusterSnapshot:
     """The cluster as it is now; all commands are asked at once."""
-    query = (commands or Commands()).query
-    taken_s = time.time()
+    query, taken_s = (commands or Commands()).query, time.time()
     show = [("show", "partitions"), ("show", "config"), ("--details", "show", "nodes")]
     show += [("--details", "show", "jobs")] if jobs else []
     with ThreadPoolExecutor() as pool:
         texts = {words[-1]: pool.submit(query, "scontrol", *words) for words in show}
-    text = {what: future.result() for what, future in texts.items()}
-    return ScontrolOutput(**{"jobs": "", **text}, taken_s=taken_s).read()
+    return snapshot_of(**{what: text.result() for what, text in texts.items()}, taken_s=taken_s)
 
 
 def node_here(commands: Commands, host: str, name: str = "") -> Node | None:
