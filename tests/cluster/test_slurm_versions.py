@@ -137,6 +137,7 @@ def test_sacct_of_each_version_reads_the_same(version):
     )
     assert first.cpu_s == pytest.approx(2300.123)
     assert first.memory_peak_mib == 2000
+    assert str(first.folder) == "/home/ann"  # where its launch has written why it ended
     # As `seff` has it: of the CPU time and memory that it had.
     use = use_of(None, booked_of(first, 0.0, 4e9))
     assert use.cpu.share == pytest.approx(2300.123 / (4 * 600))

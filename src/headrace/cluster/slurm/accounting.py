@@ -195,6 +195,7 @@ def _accounted(row: dict[str, str], steps: Iterable[dict[str, str]] = ()) -> Acc
         node_count=int(row.get("NodeCnt") or 0), cpu_s=_cpu_seconds(row.get("TotalCPU", "")),
         memory_peak_mib=max(rss, default=None), memory_mib=mib(memory[1]) if memory else 0,
         task_count=max((int(step.get("NTasks") or 1) for step in steps), default=1),
+        folder=Path(row["WorkDir"]) if row.get("WorkDir") else None,
     )  # fmt: skip
 
 
