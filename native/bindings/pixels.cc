@@ -485,10 +485,8 @@ void register_pixels(nb::module_& m) {
           "steps"_a = nb::none(),
           "The same for encoded pictures, bytes each, of which each is decoded once and becomes an "
           "output by each recipe, cut as given: int32, shape (pictures x recipes, 12), in the "
-          "order "
-          "of recipe.h's Cut; steps: float64, shape (pictures x recipes, of each, 7), in the order "
-          "of "
-          "augment.h's Step.")
+          "order of recipe.h's Cut; steps: float64, shape (pictures x recipes, of each, 7), in "
+          "the order of augment.h's Step.")
       .def(
           "turn", [](PoolHandle& handle, unsigned threads) { handle.pool->turn(threads); },
           "threads"_a)

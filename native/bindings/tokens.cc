@@ -15,6 +15,7 @@
 #include "bindings/choice.h"
 #include "bindings/gil.h"
 #include "core/error.h"
+#include "core/mixture.h"
 #include "core/token_types.h"
 #include "core/token_windows.h"
 

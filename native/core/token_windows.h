@@ -1,7 +1,5 @@
-// What orders over windows and mixtures are made of. Two assignments that are made once and then
-// only looked up: pieces to windows, and the positions of a mixture to its sources; both are
-// greedy, one item after the other, with memory for what they give. And windows that are cut out of
-// documents whenever they are asked for.
+// Windows of tokens: pieces of documents, each assigned to a window where it fits best, one after
+// the other; or windows that are cut out of documents whenever they are asked for.
 #pragma once
 
 #include <cstdint>
@@ -16,19 +14,6 @@ namespace headrace {
 // `sizes` are placed in their order; each is 1 to `capacity`. Throws Error(kInvalidArgument)
 // otherwise.
 std::vector<int64_t> best_fit(std::span<const int64_t> sizes, int64_t capacity);
-
-// Which source comes at each position of one period, of so many positions as all parts together.
-//
-// After each position, no source's count is further from its exact share than 1 - 1 / (2n - 2), for
-// n sources with a part (Tijdeman, "The chairman assignment problem", 1980): of the sources whose
-// share is at least 1 / (2n - 2) ahead of their count, the one comes whose share would first be too
-// far ahead.
-//
-// Parts are 0 to `kPeriodMax` together, and at most `kPeriodSourcesMax`. Throws
-// Error(kInvalidArgument).
-inline constexpr int64_t kPeriodMax = int64_t{1} << 22;
-inline constexpr int64_t kPeriodSourcesMax = 10'000;
-std::vector<int16_t> shared_period(std::span<const int64_t> parts);
 
 // Windows of `length + 1` tokens, one every `length` tokens, of documents that lie one behind the
 // other. Sizes are kept of blocks of documents only: `starts` are the tokens before each block, and

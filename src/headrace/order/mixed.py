@@ -46,12 +46,12 @@ Stop = Literal["first", "last", "never"]  # when an epoch of a mixture ends, see
 PARTS_MAX = 1 << 30
 """The most parts that proportions are counted in: products of two fit 64 bits, and 10^-9 is exact enough."""
 
-SOURCES_MAX = 10_000  # as `kPeriodSourcesMax` in native/core/token_windows.h
+SOURCES_MAX = 10_000  # as `kPeriodSourcesMax` in native/core/mixture.h
 _GROUPS_MAX = 9
 """The tree's upper part is the best of all trees over so many groups: 3^9 steps, some 20 ms."""
 
 _PERIOD_MAX = 1 << 22
-"""As `kPeriodMax` in native/core/token_windows.h: the longest period that is kept, 8 MB and at most 16 MB of
+"""As `kPeriodMax` in native/core/mixture.h: the longest period that is kept, 8 MB and at most 16 MB of
 sums, computed in some tenths of a second."""
 
 _ROOMS = (1.0, 1.05, 1.1, 1.2, 1.4)
