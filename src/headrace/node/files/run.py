@@ -383,11 +383,9 @@ class ProgramRun:
         file, what = reports[of_file, 0], reports[of_file, 2]
         original, copied = what == ring.ORIGINAL, what == ring.COPY
         refused, written = what == ring.REFUSED, what == ring.WRITING
-        others["refused"] += int(refused.sum())
-        others["written"] += int(written.sum())
         for number in set(file[refused | written].tolist()):
             self._spoil(number, written=bool(written[file == number].any()))
-        self._count(file, original, copied)
+        of_tier = self._tiers_of(file, original, copied)
         opened = file[~written]
         if len(opened):
             self._opened_s = now = time.monotonic()
@@ -396,6 +394,12 @@ class ProgramRun:
             self._openers = {p: at for p, at in self._openers.items() if at > late_s}
             self._tell_readers(file, original, copied)
             self._note(opened)
+        # Last: who sees an open counted sees what followed from it.
+        others["refused"] += int(refused.sum())
+        others["written"] += int(written.sum())
+        for name, mask in of_tier.items():
+            self.figures.files[name] += int(mask.sum())
+            self.figures.bytes[name] += int(self._sizes[file[mask]].sum())
 
     def _tell_readers(
         self, file: NDArray[np.int64], original: NDArray[np.bool_], copied: NDArray[np.bool_]
@@ -407,21 +411,19 @@ class ProgramRun:
                 nbytes, waited = int(self._sizes[file[mine]].sum()), int((original & mine).sum())
                 root.reader.opened(self, int(mine.sum()), nbytes, waited, len(self._openers))
 
-    def _count(
+    def _tiers_of(
         self, file: NDArray[np.int64], original: NDArray[np.bool_], copied: NDArray[np.bool_]
-    ) -> None:
+    ) -> dict[str, NDArray[np.bool_]]:
+        """Which opens were served from where."""
         ahead = np.zeros(len(file), bool)
         ahead[original] = self._near.opened(file[original])
         tier = self._shown[file]
         # A copy that has gone since was one in memory.
         on_disk = copied & (tier == _DISK)
-        of_tier = {
+        self._used[file[copied]] = True
+        return {
             "ram": copied & ~on_disk, "disk": on_disk, "ahead": ahead, "source": original & ~ahead,
         }  # fmt: skip
-        for name, mask in of_tier.items():
-            self.figures.files[name] += int(mask.sum())
-            self.figures.bytes[name] += int(self._sizes[file[mask]].sum())
-        self._used[file[copied]] = True
 
     def _note(self, opened: NDArray[np.int64]) -> None:
         """Go on in the order, and ask for what comes."""
@@ -537,6 +539,8 @@ class ProgramRun:
 
     def describe(self) -> dict[str, Any]:
         """What was done for the program."""
+        # First: when an open is counted, what follows from it is there.
+        served = self.figures.describe()
         with self._lock:
             foresight = self._foresight
             order = {
@@ -550,7 +554,7 @@ class ProgramRun:
             "roots": [root.path.decode(errors="replace") for root in self.roots],
             "files": len(self.paths),
             "bytes_of_files": self.nbytes,
-            **self.figures.describe(),
+            **served,
             **order,
             "reports_lost": self.ring.lost,
             "ahead_files": near.read_files,
