@@ -11,6 +11,7 @@ import contextlib
 import math
 import os
 import re
+import resource
 import socket
 import time
 from dataclasses import dataclass
@@ -159,6 +160,19 @@ def fits_in_free_memory(nbytes: float, root: Path = Path("/")) -> bool:
     """Whether `nbytes` are at most half of what is free; False where that is not known."""
     available = available_memory(root)
     return available < NO_LIMIT and nbytes <= available / 2
+
+
+def raise_descriptor_limit() -> int:
+    """Raise the limit of open files as far as the system lets this process; returns it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    top = int(Path("/proc/sys/fs/nr_open").read_text())
+    for wanted in ((top, top), (hard, hard)):  # the first takes a privilege
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, wanted)
+        except (ValueError, OSError):
+            continue
+        return wanted[0]
+    return soft
 
 
 def memory_usages(root: Path) -> list[MemoryUsage]:

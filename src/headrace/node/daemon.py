@@ -20,8 +20,7 @@ from headrace.base.lifetime import Latch
 from headrace.base.peers import address_of
 from headrace.config import ReaderOptions, TierOptions
 from headrace.control.prometheus import OTHER, Figures, Metric, serve_metrics
-from headrace.machine.host import available_memory
-from headrace.node.files.copies import raise_descriptor_limit
+from headrace.machine.host import available_memory, raise_descriptor_limit
 from headrace.node.link import Link, LinkLost
 from headrace.node.server import Server
 from headrace.node.wire import DaemonReport, StatusAsked

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +17,7 @@ import pytest
 from cluster.launch.launching import HEADRACE, TRAINER, Launch
 from headrace.cluster.launch.conductor import clock_remarks
 from headrace.cluster.launch.folders import sweep
+from headrace.cluster.launch.nodes import LaunchNodes, NodeConnection
 from headrace.cluster.notation import seconds as duration_s
 from tests_shared import ROOT, blocks, until
 
@@ -294,3 +297,87 @@ def test_the_documented_script_runs(launch, photos):
     code, out, err = launch.end()
     assert code == 0, err
     assert out.count("trained 10 steps") == 2
+
+
+@pytest.fixture
+def nodes():
+    waiting = LaunchNodes(("one",), "127.0.0.1", "secret", 30.0)
+    yield waiting
+    waiting.close()
+
+
+def until_received(nodes, holds):
+    """Receives until something holds."""
+
+    def step():
+        list(nodes.receive(0.05))
+        return holds()
+
+    return until(step)
+
+
+def has_hung_up(connected):
+    """The other end."""
+    try:
+        return not connected.recv(1)
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def say_hello(nodes, token="secret"):
+    node = NodeConnection(socket.create_connection(("127.0.0.1", nodes.port)))
+    node.send("hello", token=token, node=0, clock_s=time.time())
+    return node
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"kind": "hello", "token": "\xc3\xa9", "node": 0}',
+        rb'{"kind": "hello", "token": "\udc80", "node": 0}',
+        rb'{"kind": "join", "key": "\udc80", "name": "one"}',
+        b"[" * 50_000,
+        b'{"kind": "hello", "token": "secret", "node": 1e400}',
+        b'{"kind": "hello", "token": "secret", "node": -1}',
+        b"\xff\x00",
+    ],
+)
+def test_strangers_do_not_end_a_launch(nodes, line):
+    with socket.create_connection(("127.0.0.1", nodes.port)) as stranger:
+        stranger.sendall(line + b"\n")
+        stranger.setblocking(False)
+        until_received(nodes, lambda: has_hung_up(stranger))  # it is sent away
+        with say_hello(nodes)._socket:
+            assert until_received(nodes, lambda: nodes.all[0].connection)
+
+
+def test_nodes_come_where_descriptors_have_high_numbers(nodes):
+    """`select` takes none above 1,023: a launch of a thousand nodes would have ended there."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= limits[1] < 1200:
+        pytest.skip(f"{limits[1]} descriptors are all that there may be")
+    held = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(1200, limits[0]), limits[1]))
+        held += [os.open("/dev/null", os.O_RDONLY) for _ in range(1030)]
+        node = say_hello(nodes)
+        with node._socket:
+            assert until_received(nodes, lambda: nodes.all[0].connection).fileno() > 1023
+            node.send("held", furthest=3)
+            until_received(nodes, lambda: nodes.all[0].held == 3)
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_launch_of_many_nodes_may_open_as_many():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+        LaunchNodes(("one",) * 500, "127.0.0.1", "secret", 30.0).close()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 500
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -18,13 +18,13 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import select
 import signal
 import socket
 import subprocess
 import sys
 import time
 import traceback
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 import headrace
@@ -144,7 +144,7 @@ class Supervisor:
                 clock_s=time.time(), **prepared,
             )  # fmt: skip
             while not self._over:
-                select.select([connection], [], [], _TICK_S)
+                wait([connection.fileno()], _TICK_S)
                 for message in connection.receive():
                     self._do(message)
                 self._look_after_children()

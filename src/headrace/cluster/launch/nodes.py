@@ -14,7 +14,7 @@ import contextlib
 import hmac
 import json
 import os
-import select
+import resource
 import shutil
 import signal
 import socket
@@ -22,6 +22,7 @@ import subprocess
 import time
 import zlib
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,6 +30,7 @@ import msgspec
 from headrace.cluster.launch.plan import Launch, NodeFacts, node_command, srun_command
 from headrace.cluster.launch.stop_page import RankNote
 from headrace.errors import LaunchError
+from headrace.machine.host import raise_descriptor_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -115,7 +117,7 @@ class NodeConnection:
         self.gone = ""
 
     def fileno(self) -> int:
-        """For `select`."""
+        """For `wait`."""
         return self._socket.fileno()
 
     @property
@@ -156,7 +158,7 @@ class NodeConnection:
         for line in lines:
             try:
                 message = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 message = None
             if not (isinstance(message, dict) and isinstance(message.get("kind"), str)):
                 self.gone = self.gone or "it sent what is no message"
@@ -206,7 +208,7 @@ def ask_for_spec(host: str, name: str, key: str) -> str | None:
     connection.send("join", key=key, name=name)
     with contextlib.closing(connection):
         while not connection.gone and connection.silent_s < _STRANGER_S:
-            select.select([connection], [], [], _RETRY_S)
+            wait([connection.fileno()], _RETRY_S)
             for message in connection.receive():
                 if message["kind"] == "spec" and isinstance(message.get("spec"), str):
                     return str(message["spec"])
@@ -282,6 +284,8 @@ class LaunchNodes:
         self._key = key
         self.all = [NodeState(name, index) for index, name in enumerate(names)]
         self._token = token
+        if len(names) + _STRANGERS_MAX > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
+            raise_descriptor_limit()
         self._silence_s = silence_s
         address = (host, join_port() if key else 0)
         try:
@@ -305,7 +309,7 @@ class LaunchNodes:
         """Waits a little, and yields what has come."""
         lines = [n.connection for n in self.all if n.there and n.connection is not None]
         lines += [stranger for stranger, _ in self._strangers]
-        select.select([self._listener.fileno(), *(line.fileno() for line in lines)], [], [], wait_s)
+        wait([self._listener.fileno(), *(line.fileno() for line in lines)], wait_s)
         with contextlib.suppress(BlockingIOError, ConnectionError):
             while len(self._strangers) < _STRANGERS_MAX + len(self.all):
                 connected, _ = self._listener.accept()
@@ -351,7 +355,9 @@ class LaunchNodes:
     def _invite(self, stranger: NodeConnection, message: Message) -> None:
         """Answers a node that asks for its part, if it knows the job's secret and has not come before."""
         key, name = str(message.get("key", "")), message.get("name")
-        is_ours = self._key and hmac.compare_digest(key.encode(), self._key.encode())
+        is_ours = self._key and hmac.compare_digest(
+            key.encode(errors="replace"), self._key.encode()
+        )
         if is_ours and any(n.name == name and n.connection is None for n in self.all):
             stranger.send("spec", spec=self.invitation)
         stranger.close()
@@ -359,7 +365,9 @@ class LaunchNodes:
     def _known(self, hello: Message) -> NodeState | None:
         """The node that a first message is of, if it knows the secret and has not come before."""
         token, index = str(hello.get("token", "")), hello.get("node")
-        if hello["kind"] != "hello" or not hmac.compare_digest(token, self._token):
+        if hello["kind"] != "hello" or not hmac.compare_digest(
+            token.encode(errors="replace"), self._token.encode()
+        ):
             return None
         if not isinstance(index, int) or not 0 <= index < len(self.all):
             return None

@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import fcntl
 import os
-import resource
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.base.files import write_all
 from headrace.errors import HeadraceError
+from headrace.machine.host import raise_descriptor_limit
 
 if TYPE_CHECKING:
     import mmap
@@ -87,19 +86,6 @@ class DescriptorBudget:
         """One was closed."""
         with self._lock:
             self.taken -= 1
-
-
-def raise_descriptor_limit() -> int:
-    """Raise the limit of open files as far as the system lets this process; returns it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    top = int(Path("/proc/sys/fs/nr_open").read_text())
-    for wanted in ((top, top), (hard, hard)):  # the first takes a privilege
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, wanted)
-        except (ValueError, OSError):
-            continue
-        return wanted[0]
-    return soft
 
 
 TIERS: tuple[str, ...] = ("ram", "disk", "ahead", "source")
