@@ -228,6 +228,7 @@ def test_without_a_file_the_printed_link_signs_in_once(serve):
     assert web.ask("/api/storage").status == 401
     link = f"/signin?once={web.sessions.once}"
     assert web.ask("/signin?once=guess").status == 401
+    assert web.ask("/signin?once=%C3%A9").status == 401
     first, again = web.ask(link), web.ask(link)
     assert (first.status, again.status) == (303, 401)
     assert b"was used already" in again.body

@@ -289,7 +289,7 @@ class PrometheusHistory:
             with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:  # noqa: S310 - http(s) only
                 document = json.loads(answer.read(ANSWER_BYTES_MAX))
             result = document["data"]["result"]
-        except (OSError, ValueError, KeyError, TypeError) as e:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
             raise TelemetryError(
                 f"{self._url}: Prometheus does not answer as it should: {e}.",
                 path=self._url,

@@ -251,7 +251,8 @@ class Sessions:
         Raises Refused if the link is wrong, or was used.
         """
         self._expect_patience(peer)
-        if self.own is None or not self.once or not hmac.compare_digest(self.once, secret):
+        shown = secret.encode(errors="replace")
+        if self.own is None or not self.once or not hmac.compare_digest(self.once.encode(), shown):
             self._throttle.wrong(peer)
             raise Refused(
                 401, "this link was used already, or is not of this run: sign in with the token"
