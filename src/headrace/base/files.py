@@ -11,6 +11,7 @@ up again (a journal, a partial store, a cache) belongs to this user or to root.
     replace_file              old content or new content, nothing between, durably
     lock, lock_path, unlock   `flock`: dies with its process, leaves nothing stale
     publish_folder, exchange_folder, sync_folder
+    state_folder              where what a user's runs leave is kept
     explained                 what the system refuses, as an error of ours
 
 A path's last component is never followed; the folders before it are, because the user names them. With
@@ -37,7 +38,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
 from headrace.errors import VolumeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import TypeAlias
 
     import numpy as np
@@ -287,6 +288,14 @@ def open_or_create(path: AnyPath, *, mode: int = 0o666, owned: bool = False) -> 
         with contextlib.suppress(FileExistsError):
             return create_file(path, os.O_RDWR, mode=mode)
     raise _refused(path, "made and removed again and again", "a file that stays")
+
+
+def state_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where a user's runs keep what outlasts them: `headrace` in the user's XDG state folder."""
+    state = environment.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(state):  # a relative one is to be ignored, says the specification
+        state = os.path.expanduser("~/.local/state")
+    return Path(state, "headrace")
 
 
 def make_folder(path: AnyPath, *, mode: int | None = None, exist_ok: bool = False) -> None:

@@ -11,6 +11,7 @@ import typer
 from typer import Argument, Option
 
 from headrace import runtime
+from headrace.base.files import state_folder
 from headrace.base.text import bytes_text, counted
 from headrace.cli import exit_codes
 from headrace.cli.daemons import Foreground, Lines, end, print_log, tell, words_of
@@ -54,7 +55,7 @@ def control_start(
     from headrace.control.service import app as service
 
     options = service.ControlOptions(
-        database=(db or service.default_database()).absolute(), listen=tuple(listen or ()),
+        database=(db or state_folder() / "control.db").absolute(), listen=tuple(listen or ()),
         token_file=token_file, tls_cert=tls_cert, tls_key=tls_key, tls_ca=tls_ca, metrics=metrics,
     )  # fmt: skip
     folder = runtime.control_folder()

@@ -23,7 +23,7 @@ import os
 from typing import TYPE_CHECKING, Any, Literal, get_args
 from urllib.parse import urlsplit
 
-from headrace.base.files import open_file, replace_file
+from headrace.base.files import open_file, replace_file, state_folder
 from headrace.errors import StoreError
 from headrace.io.objects.location import is_url, shown
 from headrace.store.sources.scan import absolute_path
@@ -154,8 +154,7 @@ def _state_folder() -> str:
         return given
     if os.geteuid() == 0:
         return _SYSTEM_FOLDER
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return os.path.join(state, "headrace")
+    return str(state_folder())
 
 
 def _is_recorded(folder: str, key: str) -> bool:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from headrace.base.causes import WORTH_NAMING, Cause, cause_of
+from headrace.base.files import state_folder
 from headrace.base.job import clean
 from headrace.errors import TelemetryError
 from headrace.runtime import agent_sockets, checked
@@ -63,8 +64,7 @@ def default_history(environment: Mapping[str, str] = os.environ) -> Path:
     given = environment.get("HEADRACE_HISTORY", "")
     if given and "://" not in given:
         return Path(given)
-    state = environment.get("XDG_STATE_HOME") or str(Path.home() / ".local/state")
-    return Path(state) / "headrace/history"
+    return state_folder(environment) / "history"
 
 
 def history_place(environment: Mapping[str, str] = os.environ) -> str:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headrace.base.documents import DocumentKind
-from headrace.base.files import explained, lock_path, own_folder, replace_file
+from headrace.base.files import explained, lock_path, own_folder, replace_file, state_folder
 from headrace.cluster.executor import JobState, Submission
 from headrace.cluster.notation import expand_indices, gpu_count, memory_mib, parse_gres, seconds
 from headrace.cluster.script import SBATCH_OPTIONS, read_script, read_words
@@ -399,8 +399,7 @@ class JobsFolder:
         """This user's on this machine; home folders are often shared between machines, processes are not."""
         if given := environment.get(FOLDER_VARIABLE):
             return cls(Path(given))
-        state = environment.get("XDG_STATE_HOME") or Path.home() / ".local/state"
-        return cls(Path(state, "headrace/jobs", socket.gethostname()))
+        return cls(state_folder(environment) / "jobs" / socket.gethostname())
 
     def open(self) -> None:
         """Makes it, and sees that it is ours alone: jobs' environments lie in it."""

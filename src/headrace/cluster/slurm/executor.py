@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.base.documents import DocumentKind
-from headrace.base.files import replace_file
+from headrace.base.files import replace_file, state_folder
 from headrace.base.peers import user_name
 from headrace.cluster.executor import (
     Executor,
@@ -232,8 +232,7 @@ class SlurmExecutor(Executor):
 
 
 def _record_of(cluster: str, number: str) -> Path:
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
-    return Path(state, "headrace/submitted", Path(cluster).name, f"{int(number) % _KEPT_MAX}.json")
+    return state_folder() / "submitted" / Path(cluster).name / f"{int(number) % _KEPT_MAX}.json"
 
 
 def _is_unknown_job(error: ClusterError) -> bool:

@@ -270,12 +270,6 @@ class ControlOptions:
             raise ValueError("--tls-ca needs --tls-cert and --tls-key")
 
 
-def default_database() -> Path:
-    """Where the database is if nobody says: below the user's XDG state folder."""
-    state = os.environ.get("XDG_STATE_HOME") or str(Path("~/.local/state").expanduser())
-    return Path(state) / "headrace" / "control.db"
-
-
 def run(folder: RuntimeFolder, options: ControlOptions) -> None:
     """Be the controller, until it is stopped.
 
