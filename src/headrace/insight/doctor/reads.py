@@ -92,12 +92,14 @@ def _opened(paths: Sequence[str], seconds: float, threads: int, stop: Callable[[
     until = time.monotonic() + seconds
 
     def work(_: int) -> int:
-        done = 0
-        while time.monotonic() < until and not stop():
+        tried = done = 0
+        # One at the least: on a busy machine the time may be over before the thread has had a turn.
+        while not stop() and (not tried or time.monotonic() < until):
             with lock:
                 path = next(left, None)
             if path is None:
                 break
+            tried += 1
             try:
                 os.close(os.open(path, _FLAGS))
             except OSError:
@@ -219,19 +221,23 @@ class RandomReads:
         before, cpu_before = self._reader.stats(), time.process_time()
         begun = time.monotonic()
         last, count, nbytes = begun, 0, 0
-        pending: deque[Any] = deque()
+        # A busy machine may give this thread no turn until the time is over: one job is asked for all the
+        # same, and what came meanwhile is taken before it counts as late.
+        pending = deque([self._submit(job_samples)])
         while True:
             now = time.monotonic()
-            late = now > begun + _LATE * seconds or self._stop()
-            if late or (now > begun + seconds and (count or not pending)):
+            over, late = now > begun + seconds, now > begun + _LATE * seconds
+            if over and (count or not pending):
                 break
-            while now <= begun + seconds and len(pending) < jobs_ahead:
+            while not over and len(pending) < jobs_ahead:
                 pending.append(self._submit(job_samples))
             taken = self._take(pending[0], _TICK_S)
             if taken is not None:
                 pending.popleft()
                 last = time.monotonic()
                 count, nbytes = count + taken[0], nbytes + taken[1]
+            if late or self._stop():
+                break
         cpu = time.process_time() - cpu_before
         after = self._reader.stats()
         # What is under way ends now, so that it does not disturb what is measured next.
