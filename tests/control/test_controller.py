@@ -16,6 +16,7 @@ from headrace.control.explain import _stage, _stage_lines, _verdict_line, verdic
 from headrace.control.history import Knobs, PlaneHistory, PlaneInterval, PlaneWindow
 from headrace.control.knob_limits import Bounds, Limits
 from headrace.plane.stage import ConsumerStats, StageStats, latency_bucket, latency_percentile_s
+from tests_shared import until
 
 
 class PlantStage:
@@ -134,13 +135,6 @@ def test_a_plane_whose_stage_is_gone_is_gone(clock):
     assert plane.gone
 
 
-def wait_for(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()
-
-
 @pytest.fixture
 def store(tmp_path):
     hr.pack(((f"{i:04d}", bytes([i % 256]) * 3000, 0) for i in range(600)), tmp_path / "s.hr")
@@ -152,17 +146,22 @@ def alive():
     return [each for each in threading.enumerate() if each.name == "headrace-control"]
 
 
+def told():
+    return hr.explain().as_dict()["planes"]
+
+
 def test_one_thread_watches_all_loaders_and_ends_with_them(store):
     loaders = [hr.loader(store, 32) for _ in range(3)]
     assert all(len(list(loader)) == 19 for loader in loaders)
-    assert len(alive()) == 1
+    until(lambda: len(alive()) == 1)  # one of a test before, which has nothing to do, may just be ending
     text = str(hr.explain())
     assert text.count("loader of") >= 3
-    time.sleep(0.3)  # so that all was seen
+    # Of a plane that is gone the last look tells: until it has seen all.
+    until(lambda: [p["consumer"]["samples"] for p in told()[-3:]] == [600] * 3)
     del loaders
     gc.collect()
-    assert wait_for(lambda: not alive())
-    plane = hr.explain().as_dict()["planes"][-1]
+    until(lambda: not alive())
+    plane = told()[-1]
     assert plane["ended"] is True
     assert plane["consumer"]["samples"] == 600
 
@@ -227,8 +226,8 @@ def test_a_stage_that_fails_ends_its_tuning_and_nothing_else(stage, caplog):
     handle = Plane("broken", [stage], stage.consumer, lambda _: Limits())
     stage.stats = broken
     handle.wake()
-    assert wait_for(lambda: "tuning ends" in caplog.text)
-    assert wait_for(lambda: handle not in controller.planes()[0])
+    until(lambda: "tuning ends" in caplog.text)
+    until(lambda: handle not in controller.planes()[0])
 
 
 def test_verdicts():
