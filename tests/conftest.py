@@ -14,7 +14,7 @@ import hypothesis  # noqa: F401
 import pytest
 
 import headrace as hr
-from tests_shared import descriptors, until, write_photos
+from tests_shared import comes_true, descriptors, write_photos
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -115,7 +115,7 @@ def _nothing_stays_open(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     before = descriptors(folder)
     yield
     gc.collect()
-    until(lambda: not descriptors(folder) - before, 5.0)
+    comes_true(lambda: not descriptors(folder) - before)
     assert not descriptors(folder) - before
 
 
