@@ -39,6 +39,9 @@ def home(tmp_path, monkeypatch):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HEADRACE_RUNTIME_DIR", str(tmp_path / "rt"))
     monkeypatch.setenv("HEADRACE_HISTORY", str(tmp_path / "history"))
+    monkeypatch.setattr(
+        "headrace.telemetry.messages.ANSWER_S", 30.0
+    )  # from an agent of a busy machine
     return tmp_path
 
 

@@ -67,14 +67,25 @@ def ear(tmp_path, monkeypatch):
     listener.sock.close()
 
 
+def publish_by(publisher, monkeypatch):
+    """This process's publisher from now on; of the one before nothing is heard any more."""
+    from headrace.control import controller
+
+    if (before := controller._controller._publisher) is not None:
+        with before._lock:  # who tells by it now has told, who is about to goes unheard
+            monkeypatch.setattr(before, "_send", lambda **_: None)
+    monkeypatch.setattr(controller._controller, "_publisher", publisher)
+    # The controller's thread may stop in the midst of telling: it is waited for.
+    monkeypatch.setattr("headrace.control.publishing.LOCKED_S", 10.0)
+
+
 @pytest.fixture
 def publishing(ear, monkeypatch):
     """This process's publisher, begun anew: the totals are this test's."""
-    from headrace.control import controller
-
     # Loaders of tests before this one may still be there.
     publisher = Publisher(forked_s=time.monotonic())
-    monkeypatch.setattr(controller._controller, "_publisher", publisher)
+    publish_by(publisher, monkeypatch)
+    ear.all()
     return publisher
 
 
@@ -124,9 +135,12 @@ def lasting(ear, monkeypatch):
 
     gc.collect()  # what is told when a loader of an earlier test is found gone is told before
     assert until(lambda: not any(plane.gone for plane in controller.planes()[0]))
+    monkeypatch.setattr(
+        "headrace.control.publishing.PERIOD_S", 3600.0
+    )  # however slow the passes are
     publisher = Publisher()
-    monkeypatch.setattr(controller._controller, "_publisher", publisher)
     monkeypatch.setattr(publisher, "due", lambda _: False)
+    publish_by(publisher, monkeypatch)
     ear.all()  # what the publisher before it has told until now
     return publisher
 
@@ -190,7 +204,10 @@ def test_a_pass_may_end_in_the_midst_of_telling(ear, lasting, packed_photos, mon
     assert ear.all()[-1].figures["samples", "", ""] == 3 * samples / 2
 
 
-def test_who_cannot_tell_now_waits_a_moment_and_loses_nothing(ear, lasting, packed_photos):
+def test_who_cannot_tell_now_waits_a_moment_and_loses_nothing(
+    ear, lasting, packed_photos, monkeypatch
+):
+    monkeypatch.setattr("headrace.control.publishing.LOCKED_S", 0.1)
     loader, samples = passes(packed_photos, 1)
     ear.all()
     for batch in loader:
