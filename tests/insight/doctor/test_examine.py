@@ -29,7 +29,7 @@ PATIENT_S = 60.0
 def patient(monkeypatch):
     """No part is left out or given up because the machine had no turn for it."""
     monkeypatch.setattr(sys.modules[package.__module__], "_PATIENCE_S", PATIENT_S)
-    monkeypatch.setattr(reads, "_LATE", PATIENT_S)
+    monkeypatch.setattr(reads, "_LATE_LEAST_S", PATIENT_S)
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +181,7 @@ def test_nothing_is_changed(what, request, tmp_path):
             except PermissionError:
                 continue
             raise SystemExit("the filter let something through")
-        sys.modules["headrace.insight.doctor.reads"]._LATE = float(sys.argv[3])
+        sys.modules["headrace.insight.doctor.reads"]._LATE_LEAST_S = float(sys.argv[3])
         sys.modules["headrace.insight.doctor.examine"]._PATIENCE_S = float(sys.argv[3])
         found = examine(sys.argv[1], ExamineOptions(seconds=1.0))
         assert found.storage.points and found.decode and not found.notes, found
@@ -285,7 +285,6 @@ class Answered(reads.RandomReads):
 
 def test_who_gets_no_turn_until_the_time_is_over_measures_all_the_same(monkeypatch):
     clock = count(step=1000)
-    monkeypatch.setattr(reads, "_LATE", 3.0)
     monkeypatch.setattr(
         reads, "time", SimpleNamespace(monotonic=lambda: float(next(clock)), process_time=lambda: 0.0)
     )  # fmt: skip

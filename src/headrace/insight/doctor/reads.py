@@ -175,7 +175,9 @@ _BUDGET_BYTES: Final = 256 << 20
 _JOB_BYTES_MAX: Final = 8 << 20
 _DEADLINE_S: Final = 60.0
 _LATE: Final = 3.0
-"""A measurement may take so many times the time it is given, where the storage is slower than that."""
+_LATE_LEAST_S: Final = 2.0
+"""A measurement may take so many times the time it is given, where the storage is slower than that, and so
+long at the least: on a busy machine the threads that read take their time to begin."""
 
 _SMALL_BYTES: Final = 4096
 _OPENED_AT_ONCE: Final = 64
@@ -209,7 +211,7 @@ class RandomReads:
         raise NotImplementedError
 
     def rate(self, depth: int, seconds: float, mean_bytes: float = 0.0) -> Point | None:
-        """Read for so long; None where nothing came in several times as long.
+        """Read for so long; None where nothing came in several times as long, two seconds at the least.
 
         Keeps the depth, counts what came, and divides by the time until the last came.
         """
@@ -226,7 +228,8 @@ class RandomReads:
         pending = deque([self._submit(job_samples)])
         while True:
             now = time.monotonic()
-            over, late = now > begun + seconds, now > begun + _LATE * seconds
+            over = now > begun + seconds
+            late = now > begun + max(_LATE * seconds, _LATE_LEAST_S)
             if over and (count or not pending):
                 break
             while not over and len(pending) < jobs_ahead:
