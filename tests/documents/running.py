@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Self
 import warm
 from documents.blocks import blocks_of, page_remarks
 from documents.output import difference
-from tests_shared import CLIPART, ROOT, until, write_photos
+from tests_shared import CLIPART, ROOT, comes_true, until, write_photos
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -102,7 +102,7 @@ class Reader:
             )
 
     def _end_what_is_left(self) -> dict[int, str]:
-        until(lambda: not self._left(), 5.0)
+        comes_true(lambda: not self._left())
         left = self._left()
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
