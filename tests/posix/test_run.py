@@ -9,17 +9,24 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from posix_placing import run
 
-from headrace.node.wire import FilesReady, ReplyStatus
+from headrace.errors import NodeError
+from headrace.node.daemon import ask_status
+from headrace.node.link import LinkLost
+from headrace.node.wire import DaemonReport, FilesReady, ReplyStatus
 from headrace.posix.attachment import Attachment, Page
 from headrace.posix.launch import ProgramOptions
+from headrace.runtime import RuntimeFolder
+from tests_shared import until
 
 WAIT_S = 30.0
+FILES = 15  # regular ones below the folder `files`
 HEADRACE = [sys.executable, "-c", "from headrace.cli import main; main()"]
 
 
@@ -61,12 +68,41 @@ def daemon(runtime):
     folder.log.unlink(missing_ok=True)
 
 
-def test_a_simulated_storage_is_read_once_and_then_served_from_memory(files, report, daemon):
-    program = f"cat {files}/*.bin | cksum; sleep 1; cat {files}/*.bin | cksum"
-    expected = run(["bash", "-c", program])
-    (status, out, err), written = report(
-        "--root", files, "--simulate", "lustre", "--", "bash", "-c", program
-    )
+@contextlib.contextmanager
+def when_copied(folders, go):
+    """Makes the file `go` when one of the daemons, whose folders it is asked for, has copies of all files."""
+    over = threading.Event()
+
+    def copied(folder):
+        with contextlib.suppress(FileNotFoundError, NodeError, LinkLost):
+            roots = ask_status(folder)["files"]["roots"]
+            return sum(root["copies"] for root in roots) >= FILES
+        return False
+
+    def watch():
+        until(lambda: over.is_set() or any(copied(folder) for folder in folders()))
+        go.touch()
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watching.join()
+
+
+def test_a_simulated_storage_is_read_once_and_then_served_from_memory(
+    files, report, daemon, tmp_path
+):
+    go = tmp_path / "go"
+    wait = f"until [ -e {go} ]; do sleep 0.05; done"
+    program = f"cat {files}/*.bin | cksum; {wait}; cat {files}/*.bin | cksum"
+    expected = run(["bash", "-c", program.replace(wait, ":")])
+    with when_copied(lambda: [daemon], go):
+        (status, out, err), written = report(
+            "--root", files, "--simulate", "lustre", "--", "bash", "-c", program
+        )
     assert (status, out) == (0, expected[1])
     assert written["opens"]["copy"] >= 12
     assert written["opens"]["refused"] == 0
@@ -76,14 +112,22 @@ def test_a_simulated_storage_is_read_once_and_then_served_from_memory(files, rep
     assert b"(simulated lustre)" in err
 
 
-def test_without_a_daemon_one_is_started_for_the_run_and_leaves_nothing(files, report, runtime):
+def test_without_a_daemon_one_is_started_for_the_run_and_leaves_nothing(
+    files, report, runtime, tmp_path
+):
+    go = tmp_path / "go"
     program = (
-        "import glob, sys, time\nfor k in range(2000):\n"
-        "  n = sum(len(open(p, 'rb').read()) for p in glob.glob(sys.argv[1] + '/*.bin'))\n"
-        "  if k > 20: time.sleep(0.01)\n  if k > 200: break\nprint(n)"
+        "import glob, os, sys, time\n"
+        "def read(): return sum(len(open(p, 'rb').read()) for p in glob.glob(sys.argv[1] + '/*.bin'))\n"
+        "read()\nwhile not os.path.exists(sys.argv[2]): time.sleep(0.01)\nprint(read())"
     )
-    command = ["--root", files, "--simulate", "nfs", "--", sys.executable, "-c", program, files]
-    (status, out, err), written = report(*command)
+    command = ["--root", files, "--simulate", "nfs", "--", sys.executable, "-c", program, files, go]
+
+    def private():
+        return [RuntimeFolder(path) for path in runtime.glob("headrace-run-*")]
+
+    with when_copied(private, go):
+        (status, out, err), written = report(*command)
     assert status == 0, err
     assert int(out) == sum(p.stat().st_size for p in files.glob("*.bin"))
     assert written["private_daemon"]
@@ -144,34 +188,36 @@ assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert ended.returncode == 0
 
 
-def test_a_killed_launcher_takes_its_daemon_with_it(files, runtime):
-    program = "echo ready; sleep 1; cat $0/f03.bin | wc -c"
+def test_a_killed_launcher_takes_its_daemon_with_it(files, runtime, tmp_path):
+    go = tmp_path / "go"
+    program = "echo ready; until [ -e $1 ]; do sleep 0.05; done; cat $0/f03.bin | wc -c"
     command = [*HEADRACE, "run", "--root", str(files), "--",
-               "bash", "-c", program, str(files)]  # fmt: skip
+               "bash", "-c", program, str(files), str(go)]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"ready\n"
         assert list(runtime.glob("headrace-run-*"))
         process.kill()
+        go.touch()
         out, _ = process.communicate(timeout=WAIT_S)
     assert int(out) == 3 * 977  # the program goes on
-    deadline = time.monotonic() + WAIT_S
-    while list(runtime.glob("headrace-run-*")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert list(runtime.glob("headrace-run-*")) == []
+    until(lambda: not list(runtime.glob("headrace-run-*")))
 
 
-def test_a_daemon_that_is_killed_in_the_middle_costs_nothing_but_its_help(files, report, daemon):
-    from headrace.node.daemon import ask_status
-
+def test_a_daemon_that_is_killed_in_the_middle_costs_nothing_but_its_help(
+    files, report, daemon, tmp_path
+):
+    go = tmp_path / "go"
     pid = ask_status(daemon)["pid"]
     program = (
-        f"for k in $(seq 12); do cat {files}/*.bin | cksum; sleep 0.3; done; kill -9 {pid}; "
+        f"cat {files}/*.bin | cksum; until [ -e {go} ]; do sleep 0.05; done; "
+        f"cat {files}/*.bin | cksum; kill -9 {pid}; "
         f"for k in 1 2 3; do cat {files}/*.bin | cksum; sleep 0.1; done"
     )
-    expected = run(["bash", "-c", f"cat {files}/*.bin | cksum"])[1] * 15
-    (status, out, err), written = report(
-        "--root", files, "--simulate", "nfs", "--", "bash", "-c", program
-    )
+    expected = run(["bash", "-c", f"cat {files}/*.bin | cksum"])[1] * 5
+    with when_copied(lambda: [daemon], go):
+        (status, out, err), written = report(
+            "--root", files, "--simulate", "nfs", "--", "bash", "-c", program
+        )
     assert (status, out) == (0, expected), err
     assert written["opens"]["copy"] > 0
     with pytest.raises(ProcessLookupError):
@@ -283,6 +329,33 @@ class _Daemon:
 
     def take_fds(self, count):
         return [os.dup(fd) for fd in (self._plane.board.fd, self._plane.ring.fd)][:count]
+
+
+class _Late:
+    """A daemon that has counted one more open each time it is asked."""
+
+    def __init__(self, attachment):
+        self._attachment, self.asked = attachment, 0
+
+    def new_ticket(self):
+        return self.asked + 1
+
+    def send(self, _message):
+        self.asked += 1
+
+    def receive(self, _seconds):
+        report = {"opens": {"ram": self.asked, "source": 1}, "reports_lost": 1}
+        self._attachment._take(self, DaemonReport(1, ReplyStatus.OK, json.dumps(report).encode()))
+
+
+def test_the_daemons_figures_are_asked_for_until_all_opens_are_in_them(files):
+    page = Page([str(files)])
+    attachment = Attachment(page, ProgramOptions(roots=[str(files)]))
+    daemon = _Late(attachment)
+    page.opened = lambda _boards: 7  # as the programs themselves have counted
+    attachment._ask_for_report(daemon)
+    page.close()
+    assert (daemon.asked, attachment._report["opens"]["ram"]) == (5, 5)
 
 
 @pytest.mark.parametrize("found", [False, True])

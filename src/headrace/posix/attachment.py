@@ -131,6 +131,12 @@ class Page:
                 total.update(_native.open_counts(ring))
             return dict(total)
 
+    def opened(self, boards: int) -> int:
+        """How often files of the last so many boards were opened."""
+        with self._lock:
+            last = [_native.open_counts(ring) for ring in self._rings[len(self._rings) - boards :]]
+        return sum(counts["copy"] + counts["original"] for counts in last)
+
     def follow(self) -> None:
         """Take opens into the recorded order; to be called often enough."""
         with self._lock:
@@ -170,7 +176,10 @@ FOLLOW_S = 0.05
 """Between looks at what was opened, where the order is recorded: the ring holds more than a fast
 program opens meanwhile."""
 
-REPORT_S = 2.0
+REPORT_S = 5.0
+CAUGHT_UP_S = 1.0
+"""How long the daemon's figures are asked for again, until all opens that programs counted are in them."""
+
 END_S = 10.0
 
 _PR_SET_PDEATHSIG = 1
@@ -187,6 +196,7 @@ class Attachment:
         self._private: _PrivateDaemon | None = None
         self._folder: RuntimeFolder | None = None
         self._report: dict[str, Any] = {}
+        self._boards = 0  # that the daemon of now has given
         self._scanning = False  # there will be a board, when the roots have been looked at
         self.private = False  # whether the daemon was started for this run
         self.notes: list[str] = []
@@ -229,7 +239,6 @@ class Attachment:
 
     def _run(self) -> None:
         from headrace.node.link import LinkLost
-        from headrace.node.wire import FilesAsked
 
         while not self._over.is_set():
             link = None
@@ -238,10 +247,7 @@ class Attachment:
                 while not self._over.is_set():
                     link.receive(FOLLOW_S)
                     self._page.follow()
-                link.send(FilesAsked(link.new_ticket()))
-                deadline = time.monotonic() + REPORT_S
-                while not self._report and time.monotonic() < deadline:
-                    link.receive(0.1)
+                self._ask_for_report(link)
             except (OSError, LinkLost) as e:
                 if not isinstance(e, FileNotFoundError):
                     self._note(f"the node daemon was lost: {e}")
@@ -258,6 +264,26 @@ class Attachment:
                 self._page.clear()
                 self._answered.set()
             self._over.wait(RETRY_S)
+
+    def _ask_for_report(self, link: Link) -> None:
+        """Ask for the figures of the run. The daemon counts an open a moment after the program has made it."""
+        from headrace.node.wire import FilesAsked
+
+        asked_s = time.monotonic()
+        while True:
+            before = self._report
+            link.send(FilesAsked(link.new_ticket()))
+            while self._report is before:
+                late = time.monotonic() > asked_s + REPORT_S
+                link.receive(0.1)
+                if late and self._report is before:
+                    return
+            counted = sum(self._report.get("opens", {}).values())
+            counted += self._report.get("reports_lost", 0)
+            late = time.monotonic() > asked_s + CAUGHT_UP_S
+            if late or counted >= self._page.opened(self._boards):
+                return
+            time.sleep(0.01)
 
     def _connect(self) -> Link:
         from headrace.base.job import job_name
@@ -277,6 +303,7 @@ class Attachment:
                 if not starting or self._over.is_set() or time.monotonic() > deadline:
                     raise
                 self._over.wait(0.02)
+        self._boards = 0
         link.on_reply = lambda message: self._take(link, message)
         options = self._options
         link.send(
@@ -302,6 +329,7 @@ class Attachment:
         if message.message and not self._scanning:
             self._note(message.message)
         if message.board_ino:
+            self._boards += 1
             board, ring = link.take_fds(2)
             self._page.publish(link.peer_pid, (board, message.board_ino), (ring, message.ring_ino))
         if message.board_ino or message.status or message.complete:
