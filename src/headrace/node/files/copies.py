@@ -325,18 +325,20 @@ class Copies:
 
     def _publish(self, copy: Copy) -> None:
         with self._lock:
-            tier, cost = self._reserved.pop(copy.path)
+            tier, cost = self._reserved[copy.path]
             if tier == "disk":
                 self._disk_reserved -= cost
                 self.disk_bytes += copy.cost_bytes
-            self.by_path[copy.path] = copy
-            if copy.path in self.spoiled:  # it was written to while it was read
-                self._drop(copy)
-                return
-            for view in self._views:
+            spoiled = copy.path in self.spoiled  # it was written to while it was read
+            for view in () if spoiled else self._views:
                 file = view.find(copy.path)
                 if file >= 0 and view.identity(file) == copy.row:
                     self._show(view, file, copy)
+            # Last: who counts it finds it on the boards.
+            self.by_path[copy.path] = copy
+            del self._reserved[copy.path]
+            if spoiled:
+                self._drop(copy)
 
     def _show(self, view: ProgramRun, file: int, copy: Copy) -> None:
         try:
