@@ -222,6 +222,27 @@ def test_who_cannot_tell_now_waits_a_moment_and_loses_nothing(
     assert ear.all()[-1].figures["samples", "", ""] == samples
 
 
+def test_the_last_word_waits_for_whoever_tells_then(ear, lasting, packed_photos, monkeypatch):
+    monkeypatch.setattr("headrace.control.publishing.LOCKED_S", 0.01)
+    loader, samples = passes(packed_photos, 2)
+    ear.all()
+    held = threading.Event()
+
+    def hold():
+        with lasting._lock:
+            held.set()
+            time.sleep(0.3)
+
+    holding = threading.Thread(target=hold, daemon=True)
+    holding.start()
+    assert held.wait(20)
+    lasting.tell([loader.tuning], ended=True)
+    (report,) = ear.all()
+    assert (report.ended, report.figures["samples", "", ""]) == (True, samples)
+    holding.join()
+    loader.close()
+
+
 def test_a_plane_can_be_closed_while_the_controller_is_locked(packed_photos):
     from headrace.control import controller
 

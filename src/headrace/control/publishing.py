@@ -109,6 +109,7 @@ PERIOD_S: Final = 2.0
 LAST_S: Final = 0.5
 LOCKED_S: Final = 0.5
 """The collector may drop an iterator, and so end a pass, in the midst of anything, whatever is locked."""
+LAST_LOCKED_S: Final = 5.0  # at the process's end there is no next time for what is kept
 KEPT_MOST: Final = 64
 FILE_SYSTEMS_MAX: Final = 16  # more are added up as `other`: a message has a bounded length
 
@@ -236,7 +237,8 @@ class Publisher:
         # Iterators may still rest while the interpreter takes everything apart.
         self._ended = self._ended or ended
         me = threading.get_ident()
-        if self._teller == me or not self._lock.acquire(timeout=LOCKED_S):
+        patience_s = LAST_LOCKED_S if ended else LOCKED_S
+        if self._teller == me or not self._lock.acquire(timeout=patience_s):
             self._keep(planes)
             return
         self._teller = me
