@@ -100,10 +100,13 @@ def test_what_a_cluster_refuses_is_the_requests_fault(name):
 
 def test_what_takes_too_long_is_ended(fake, tmp_path):
     fake("sbatch", f"echo $$ >{tmp_path}/pid; exec sleep 60")
-    began = time.monotonic()
-    with pytest.raises(ClusterTimeout, match="not known") as caught:
-        SlurmExecutor(Commands(deadline_s=0.5)).submit(SCRIPT)
-    assert time.monotonic() - began < 10
+    for deadline_s in (0.5, 4.0, 16.0):
+        began = time.monotonic()
+        with pytest.raises(ClusterTimeout, match="not known") as caught:
+            SlurmExecutor(Commands(deadline_s=deadline_s)).submit(SCRIPT)
+        assert time.monotonic() - began < deadline_s + 10
+        if (tmp_path / "pid").exists():  # on a busy machine it has not begun by then
+            break
     assert "squeue" in str(caught.value)
     pid = int((tmp_path / "pid").read_text())
     assert not Path(f"/proc/{pid}").exists()

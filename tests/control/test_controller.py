@@ -153,9 +153,8 @@ def told():
 def test_one_thread_watches_all_loaders_and_ends_with_them(store):
     loaders = [hr.loader(store, 32) for _ in range(3)]
     assert all(len(list(loader)) == 19 for loader in loaders)
-    until(
-        lambda: len(alive()) == 1
-    )  # one of a test before, which has nothing to do, may just be ending
+    # One of a test before, which has nothing left to do, may just be ending.
+    until(lambda: len(alive()) == 1)
     text = str(hr.explain())
     assert text.count("loader of") >= 3
     # Of a plane that is gone the last look tells: until it has seen all.
