@@ -66,10 +66,11 @@ def test_an_example_is_recorded_replayed_and_predicted(folder):
     assert "Training Accelerator Utilization [AU] (%): 0.0000" not in text
     assert "in the page cache before the run" in text
     text = headrace(
-        folder, "whatif", "job.yaml", "--storage", "lustre", "--gpu-speed", "2x", "--json"
+        folder, "whatif", "job.yaml", "--storage", "s3", "--gpu-speed", "2x", "--json"
     )
     predicted = json.loads(text)["predictions"]
-    assert [row["storage"] for row in predicted] == ["as recorded", "lustre"]
+    assert [row["storage"] for row in predicted] == ["as recorded", "s3"]
+    # So slow that no read which a busy machine held up makes up for it.
     assert predicted[1]["stall"] > predicted[0]["stall"]
 
 

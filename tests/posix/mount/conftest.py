@@ -84,7 +84,7 @@ class Mounts:
             if mounted_at(state.folder) is not None:
                 detach(state.folder, lazy=True)
             with contextlib.suppress(ProcessLookupError):
-                if not comes_true(lambda state=state: gone(state.pid), 5.0):
+                if not comes_true(lambda state=state: gone(state.pid)):
                     os.kill(state.pid, signal.SIGKILL)
                     pytest.fail(f"process {state.pid} outlived its mount")
 
