@@ -227,18 +227,18 @@ def test_a_node_of_which_everything_is_killed_at_once_leaves_what_the_next_launc
 
 def test_a_silent_node_is_lost_in_time(launch, photos):
     """Its launcher is stopped: it answers nothing, and its ranks run on."""
-    running(launch, photos, options=("--silence", "3"))
+    running(launch, photos, options=("--silence", "6"))
     supervisor = launch.supervisors()[0]
     os.kill(supervisor, signal.SIGSTOP)
     code, _, err = launch.end()
     assert code == 75, err
-    assert "has said nothing for 3 s" in err
+    assert "has said nothing for 6 s" in err
     assert launch.leaves_nothing() == []
 
 
 def test_a_rank_that_fails_because_a_node_is_lost_is_no_failure_of_the_script(launch, photos):
     """The node is silent before it is missed; a rank of another node fails first."""
-    running(launch, photos, options=("--silence", "3"), HEADRACE_JOB_REQUEUE="1")
+    running(launch, photos, options=("--silence", "6"), HEADRACE_JOB_REQUEUE="1")
     silent, other = sorted(launch.supervisors())
     os.kill(silent, signal.SIGSTOP)
     (rank,) = [pid for pid in launch.ranks() if parent(pid) == other]
