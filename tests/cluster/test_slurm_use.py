@@ -143,9 +143,23 @@ def clock(folder, job, context):
 
 
 @pytest.fixture(scope="module")
-def jobs(cluster):
-    """A job of ten seconds where an agent looks, and the same where none does; the first one's truth."""
-    slurm, folder = cluster
+def pairs():
+    """Jobs that were run, and the truth of them; the last is what tests look at."""
+    return []
+
+
+@pytest.fixture
+def jobs(cluster, pairs, request):
+    """A job of ten seconds where an agent looks, and the same where none does; the first one's truth.
+
+    Run anew for a test that is tried again: an agent that had no turn when they began or ended saw less.
+    """
+    if not pairs or getattr(request.node, "execution_count", 1) > 1:
+        pairs.append(run_jobs(*cluster))
+    return pairs[-1]
+
+
+def run_jobs(slurm, folder):
     numbers = [
         slurm.sbatch(
             f"#!/bin/bash\n{sys.executable} {folder}/use.py {folder}/truth-$SLURMD_NODENAME.json\n",
@@ -211,7 +225,7 @@ def test_a_job_of_ten_seconds_is_told_within_two_percent(cluster, jobs):
     assert "next time" in text
 
 
-def test_usage_agrees_with_the_books_and_withholds_what_nobody_saw(cluster, jobs):
+def test_usage_agrees_with_the_books_and_withholds_what_nobody_saw(cluster, jobs, pairs):
     slurm, folder = cluster
     (seen, unseen), truth = jobs
     report = json.loads(cli(slurm, folder, "usage", "--from", "slurm", "--by", "job", "--json"))
@@ -226,7 +240,8 @@ def test_usage_agrees_with_the_books_and_withholds_what_nobody_saw(cluster, jobs
         table = cli(slurm, folder, "usage", "--from", "slurm", "--by", by, "--last", "2h")
         assert name in table or by == "user"
         assert max(map(len, table.splitlines())) <= 80, table
-        cells = next(line for line in table.splitlines() if " 2 " in line).split()
+        count = f" {2 * len(pairs)} "
+        cells = next(line for line in table.splitlines() if count in line).split()
         assert "-" in cells, table  # one of two jobs was seen
         assert "counts no GPUs" in " ".join(table.split())
 
