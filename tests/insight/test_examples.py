@@ -65,9 +65,7 @@ def test_an_example_is_recorded_replayed_and_predicted(folder):
     text = headrace(folder, "bench", "run", "--workload", "job.yaml", "--data-folder", "photos")
     assert "Training Accelerator Utilization [AU] (%): 0.0000" not in text
     assert "in the page cache before the run" in text
-    text = headrace(
-        folder, "whatif", "job.yaml", "--storage", "s3", "--gpu-speed", "2x", "--json"
-    )
+    text = headrace(folder, "whatif", "job.yaml", "--storage", "s3", "--gpu-speed", "2x", "--json")
     predicted = json.loads(text)["predictions"]
     assert [row["storage"] for row in predicted] == ["as recorded", "s3"]
     # So slow that no read which a busy machine held up makes up for it.
