@@ -101,9 +101,9 @@ class _Failures:
 
     def failed(self, error: object) -> None:
         """Count an error, and keep the first ones."""
-        self.failures += 1
         if len(self.errors) < ERRORS_MAX:
             self.errors.append(str(error))
+        self.failures += 1  # last: who sees a failure counted sees what it was
 
 
 @dataclass(slots=True)

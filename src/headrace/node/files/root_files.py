@@ -64,6 +64,7 @@ class _Demand:
     ahead: deque[int] = field(default_factory=deque)
     blocked: bool = False  # there was no room for the first of them
     rest: Iterator[int] | None = None
+    tried: Iterator[int] | None = None  # the rest that was looked at last
     opened_s: float = field(default_factory=time.monotonic)  # when it opened files last
 
 
@@ -275,6 +276,7 @@ class FarReader:
                 return view, file, False
             for demand in demands:
                 if demand.rest is not None:
+                    demand.tried = demand.rest
                     file = next(demand.rest, -1)
                     if file >= 0:
                         return demand.view, file, False
@@ -315,7 +317,8 @@ class FarReader:
             if demand is None or not self._copies.wanted(view.paths[file]):
                 return
             if not ahead:
-                demand.rest = None
+                if demand.rest is demand.tried:  # else there may be room now: it came anew
+                    demand.rest = None
             elif copy_bytes(int(view.stats[file, 2])) <= self._copies.quota_bytes:
                 demand.ahead.appendleft(file)
                 demand.blocked = True

@@ -47,7 +47,7 @@ DOZE_AFTER = 64
 
 DOZE_STEP = 16
 
-_NEW, _QUEUED, _AHEAD, _HOT = range(4)
+_NEW, _QUEUED, _READING, _AHEAD, _HOT = range(5)
 
 
 class PageCacheAhead:
@@ -89,7 +89,8 @@ class PageCacheAhead:
         if self.bypassed:
             hot = new % DOZE_STEP > 0
             self._states[new[hot]] = _HOT
-            self.figures.hot_files += int(hot.sum())
+            with self._wake:  # threads count here too
+                self.figures.hot_files += int(hot.sum())
             new = new[~hot]
         if not len(new):
             return
@@ -109,8 +110,9 @@ class PageCacheAhead:
 
     def opened(self, files: NDArray[np.int64]) -> NDArray[np.bool_]:
         """The program has opened these; which of them had been read ahead."""
-        ahead: NDArray[np.bool_] = self._states[files] == _AHEAD
-        self._states[files] = _NEW
+        with self._wake:
+            ahead: NDArray[np.bool_] = self._states[files] == _AHEAD
+            self._states[files] = _NEW
         return ahead
 
     def forget(self) -> None:
@@ -118,10 +120,10 @@ class PageCacheAhead:
         with self._wake:
             self._states[list(self._queue)] = _NEW
             self._queue.clear()
-        ahead = np.flatnonzero(self._states == _AHEAD)
-        self.figures.wasted_files += len(ahead)
-        self.figures.wasted_bytes += int(self._sizes[ahead].sum())
-        self._states[ahead] = _NEW
+            ahead = np.flatnonzero(self._states == _AHEAD)
+            self.figures.wasted_files += len(ahead)
+            self.figures.wasted_bytes += int(self._sizes[ahead].sum())
+            self._states[ahead] = _NEW
 
     def close(self) -> None:
         """End the threads; a look that the storage never answers is left behind."""
@@ -152,23 +154,27 @@ class PageCacheAhead:
                     return
                 file = self._queue.popleft()
                 wanted = self._states[file] == _QUEUED  # and not opened meanwhile
+                if wanted:
+                    self._states[file] = _READING
             if wanted:
                 self._read(file)
 
     def _read(self, file: int) -> None:
-        self._states[file] = _AHEAD
         try:
             hot = read_into_page_cache(self._paths[file])
         except OSError as e:  # the program will meet it too, and say so
-            self.figures.failed(e)
+            with self._wake:
+                self.figures.failed(e)
             return
-        self._hot_in_a_row = self._hot_in_a_row + 1 if hot else 0
-        if hot:
-            self._states[file] = _HOT
-            self.figures.hot_files += 1
-        else:
-            self.figures.read_files += 1
-            self.figures.read_bytes += int(self._sizes[file])
+        with self._wake:
+            if self._states[file] == _READING:  # and not opened meanwhile
+                self._states[file] = _HOT if hot else _AHEAD
+            if hot:
+                self.figures.hot_files += 1
+            else:
+                self.figures.read_files += 1
+                self.figures.read_bytes += int(self._sizes[file])
+            self._hot_in_a_row = self._hot_in_a_row + 1 if hot else 0
 
 
 def read_into_page_cache(path: bytes) -> bool:
