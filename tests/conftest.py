@@ -10,8 +10,8 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import hypothesis  # noqa: F401
 import pytest
+from hypothesis import HealthCheck, settings
 
 import headrace as hr
 from tests_shared import comes_true, descriptors, write_photos
@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 
 # Threads of torch's that have nothing to do sleep: awake they take the processors from other processes.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# An example, or the drawing of some, that took long says that the machine was busy.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
 
 TESTS = Path(__file__).parent
 # With several processes, a long module that begins last is what all wait for: these modules go first, by the
