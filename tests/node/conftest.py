@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 import headrace as hr
+from headrace.node import link as links
+from headrace.node import reads
 from headrace.node.daemon import NodeOptions, ask_status
 from headrace.node.link import Link, LinkLost
 from headrace.node.server import Server
@@ -22,6 +26,7 @@ from plane import conftest as plane_stores
 from tests_shared import until
 
 WAIT_S = 20.0
+PATIENCE_S = 60.0
 
 packed, store = plane_stores.packed, plane_stores.store
 
@@ -38,6 +43,45 @@ def folder(monkeypatch):
     assert left in ([], ["rt"])
 
 
+def be_patient(patch=setattr):
+    """A daemon that waits for a processor is not lost: clients of this process wait for it."""
+    for module in (links, reads):
+        patch(module, "ALIVE_S", PATIENCE_S)
+    patch(reads, "FIRST_S", PATIENCE_S)
+
+
+@pytest.fixture(autouse=True)
+def _patient(request, monkeypatch):
+    if "impatient" not in request.fixturenames:
+        be_patient(monkeypatch.setattr)
+
+
+@pytest.fixture
+def impatient():
+    """For tests of a daemon that does not answer: clients wait no longer than they do."""
+
+
+def _in_loop(server, thread, function):
+    """What the daemon's loop changes is looked at there, and not in the middle of a change."""
+
+    @functools.wraps(function)
+    def ask(*arguments):
+        if threading.current_thread() is thread or not thread.is_alive():
+            return function(*arguments)
+        answer = Future()
+
+        def look():
+            try:
+                answer.set_result(function(*arguments))
+            except BaseException as e:  # noqa: BLE001 - it is the test's
+                answer.set_exception(e)
+
+        server.call_soon(look)
+        return answer.result(WAIT_S)
+
+    return ask
+
+
 @contextlib.contextmanager
 def serving(folder, **options):
     """A daemon in a thread of this process."""
@@ -45,6 +89,7 @@ def serving(folder, **options):
     claim = folder.claim()
     server = Server(claim, NodeOptions(**options))
     thread = threading.Thread(target=server.run)
+    server.describe = _in_loop(server, thread, server.describe)
     thread.start()
     try:
         yield server

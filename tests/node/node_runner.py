@@ -12,6 +12,7 @@ import time
 from dataclasses import asdict
 
 import headrace as hr
+from headrace.node import link, reads
 
 
 def digest(batch):
@@ -37,4 +38,6 @@ def main(store, epochs, pause_s=0.0, **options):
 
 
 if __name__ == "__main__":
+    # A daemon that waits for a processor is not lost; one that is killed hangs up.
+    link.ALIVE_S = reads.ALIVE_S = reads.FIRST_S = 60.0
     main(*sys.argv[1:4], plane="node")

@@ -88,7 +88,7 @@ def test_the_daemon_is_killed_and_comes_back_while_a_loader_reads(
     assert first.process.returncode == -signal.SIGKILL
     began = time.monotonic()
     got += [_of(batch) for batch in iterator]
-    assert time.monotonic() - began < 10  # at once, not after a deadline
+    assert time.monotonic() - began < link.ALIVE_S / 2  # at once, not after a deadline
     assert got == alone
     report = report_of(loader)
     assert not report.attached
@@ -117,6 +117,7 @@ def _of(b):
     return (b.epoch, b.position, b.indices.tolist(), b.labels.tolist(), [bytes(s) for s in b])
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_stopped_daemon_costs_its_clients_two_seconds_once(folder, daemon, store):
     alone = seen(hr_loader(store, 4))
     one = daemon()
@@ -162,7 +163,7 @@ def test_a_killed_client_gives_everything_back(folder, daemon, client, expected)
 
 def test_a_stopped_client_holds_up_nobody(folder, daemon, client, expected):
     one = daemon(window_bytes=1 << 20)
-    stopped = client(epochs=100)
+    stopped = client(epochs=10_000)  # more than the pipe takes: it does not end by itself
     assert stopped.stdout.readline().strip() == expected[0]
     stopped.send_signal(signal.SIGSTOP)
     until(lambda: state_of(stopped) == "T")

@@ -23,7 +23,9 @@ SLOPE_MAX = 256 << 10
 CLIENT = """
 import gc, sys
 import headrace as hr
+from node.conftest import be_patient
 from tests_shared import own_bytes
+be_patient()
 store = hr.open(sys.argv[1])
 lasting = hr.loader(store, 32, seed=1, plane="node")
 for epoch in range(int(sys.argv[2])):
