@@ -457,7 +457,7 @@ def test_random_bytes_harm_nobody(folder):
 
 
 def test_idle_and_dripping_clients_neither_keep_a_scraper_out_nor_stay(folder, monkeypatch):
-    monkeypatch.setattr(prometheus, "REQUEST_S", 0.6)
+    monkeypatch.setattr(prometheus, "REQUEST_S", 3.0)
     with serving(folder) as server, exporting(server) as exporter:
         where = (exporter.address.host, exporter.address.port)
         with contextlib.ExitStack() as stack:
@@ -477,7 +477,7 @@ def test_idle_and_dripping_clients_neither_keep_a_scraper_out_nor_stay(folder, m
 
 
 def test_a_client_that_does_not_read_holds_nothing_up(folder, monkeypatch):
-    monkeypatch.setattr(prometheus, "REQUEST_S", 0.4)
+    monkeypatch.setattr(prometheus, "REQUEST_S", 3.0)
     big = b"x" * (32 << 20)
     server = prometheus.MetricsServer(Address("127.0.0.1", 0), lambda: big, lambda: True)
     try:

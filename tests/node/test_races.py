@@ -30,6 +30,7 @@ from headrace.runtime import RuntimeFolder
 folder, proof, seed = RuntimeFolder(Path(sys.argv[1])), sys.argv[2], int(sys.argv[3])
 rng = random.Random(seed)
 won = lost = 0
+print("there", flush=True)
 sys.stdin.read(1)
 while won < 40:
     try:
@@ -58,6 +59,7 @@ def test_many_daemons_at_once_and_never_two_rule(folder, tmp_path):
         )
         for k in range(4)
     ]  # fmt: skip
+    assert [rival.stdout.readline() for rival in rivals] == ["there\n"] * 4
     for rival in rivals:  # all at once, when all are there
         rival.stdin.write("x")
         rival.stdin.flush()

@@ -200,7 +200,7 @@ def test_what_waits_to_be_kept_is_counted_by_its_bytes(folder, store, link):
 def test_what_is_late_names_what_it_waits_for(folder, store, link, tiers, words):
     from headrace.node.wire import Ask, ReplyStatus
 
-    slow = ReaderOptions(simulate=Simulation(latency_s=2.0))
+    slow = ReaderOptions(simulate=Simulation(latency_s=20.0))
     with serving(folder, reader=slow, tiers=TierOptions(**tiers)) as server:
         one, number = _opened(link(), store)
         data = next(iter(server._datasets._data.values()))
@@ -252,14 +252,18 @@ def test_a_data_set_that_cannot_be_read_leaves_no_descriptor(
         one = link()
         assert _open(one, store, ("no such part",)).status == ReplyStatus.MISMATCH
         gc.collect()  # what other tests left in cycles must not go meanwhile
-        before = len([*Path("/proc/self/fd").iterdir()])
+        before = _descriptors()
         with monkeypatch.context() as patched:
             patched.setattr("headrace.plane.pipeline.Pipeline.begin", _raise(error))
             for _ in range(3):
                 reply = _open(one, store)
                 assert (reply.status, str(error) in reply.message) == (ReplyStatus.NOT_FOUND, True)
-        assert len([*Path("/proc/self/fd").iterdir()]) <= before
+        until(lambda: _descriptors() <= before)  # threads look into /proc now and then
         assert _open(one, store).status == ReplyStatus.OK
+
+
+def _descriptors():
+    return len([*Path("/proc/self/fd").iterdir()])
 
 
 def test_a_mistake_in_one_clients_answer_costs_the_others_nothing(
@@ -362,7 +366,9 @@ def test_quotas_of_memory_hold_and_what_is_beyond_is_still_right(folder, store, 
     assert store.nbytes > 2 * quota
     with serving(folder, ram_bytes=quota) as server:
         loader = node_loader(store)
-        first, second = seen(loader), seen(loader)
+        first = seen(loader)
+        until(lambda: data_of(server)["held_bytes"])  # what was read is kept a little later
+        second = seen(loader)
         assert sorted(i for b in first for i in b[2]) == list(range(SAMPLES))
         assert len(second) == len(first)
         held = data_of(server)["held_bytes"]
@@ -373,7 +379,8 @@ def test_quotas_of_memory_hold_and_what_is_beyond_is_still_right(folder, store, 
     with serving(folder, ram_bytes=64 << 20, job_ram_bytes=quota) as server:
         loader = node_loader(store)
         seen(loader)
-        assert 0 < data_of(server)["held_bytes"] <= quota
+        held = until(lambda: data_of(server)["held_bytes"])
+        assert 0 < held <= quota
         loader.close()
 
 
@@ -508,7 +515,7 @@ def test_torch_loader_and_its_workers_use_it(folder, store):
         alone = hr.loader(store, 32, seed=3)
         assert got == [b.indices.tolist() for b in alone]
         alone.close()
-        assert data_of(server)["delivered_samples"] == SAMPLES
+        until(lambda: data_of(server)["delivered_samples"] == SAMPLES)
         assert report_of(loader).node_batches == len(got)
         assert sum(loader.bytes_by_tier.values()) == store.nbytes
         assert loader.cache is None
