@@ -66,7 +66,7 @@ def serve(ahead: ReadAhead, dataset, indices, *, ready: bool = True) -> list[byt
 
 def settle(ahead: ReadAhead) -> None:
     """Wait until all that has room is read."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while any(not job.native.done for job in list(ahead._jobs) if job.native is not None):
         if ahead.stats().buffered_bytes >= ahead.knobs()["buffer_bytes"] // 2:
             return  # the rest waits for memory

@@ -1,9 +1,10 @@
 """A training run that may be killed: run as a script, it reads epochs with a cache and says what it saw.
 
-    python cache_runner.py SOURCE CACHE EPOCHS [STATE [PAUSE_S]]
+    python cache_runner.py SOURCE CACHE EPOCHS [STATE [told]]
 
 Prints a line per batch, `position hash`, so that whoever reads along can kill it at any point. Saves
-its state to STATE after each batch and goes on from there. Segments are published all the time.
+its state to STATE after each batch and goes on from there. Segments are published all the time. With `told`
+it waits for a line before each line of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-import time
 from pathlib import Path
 
 import headrace as hr
@@ -28,7 +28,7 @@ def digest(batch):
     return found.hexdigest()[:16]
 
 
-def main(source, cache, epochs, state=None, pause_s=0.0):
+def main(source, cache, epochs, state=None, told=None):
     """Read `epochs` epochs."""
     cache_writer.publish_after_s = lambda _: 0.0  # every batch a segment: a kill can hit any step
     with hr.open(source) as store:
@@ -38,7 +38,8 @@ def main(source, cache, epochs, state=None, pause_s=0.0):
         while loader.epoch < int(epochs):
             epoch = loader.epoch
             for batch in loader:
-                time.sleep(pause_s)
+                if told is not None:
+                    sys.stdin.readline()
                 print(f"{epoch}:{loader.position} {digest(batch)}", flush=True)
                 if state is not None:
                     Path(f"{state}.new").write_text(json.dumps(loader.state_dict()))
@@ -47,4 +48,4 @@ def main(source, cache, epochs, state=None, pause_s=0.0):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:5], *map(float, sys.argv[5:]))
+    main(*sys.argv[1:])

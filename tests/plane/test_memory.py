@@ -66,18 +66,37 @@ def test_sixty_four_megabytes_are_enough(large, tmp_path, way, batch_size):
     loader.close()
 
 
+FIFTY_EPOCHS = """
+import gc, sys
+import headrace as hr
+from tests_shared import own_bytes
+
+loader = hr.loader(sys.argv[1], 64, order=sys.argv[2])
+for epoch in range(50):
+    assert sum(len(batch) for batch in loader) == loader.order.length
+    gc.collect()
+    print(own_bytes())
+loader.close()
+"""
+
+
+def sizes_of(program: str, *arguments: object) -> list[int]:
+    """What a program prints of its memory, fifty times, in a process that gives back what it frees."""
+    ran = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        env=os.environ | STEADY_MALLOC | {"PYTHONPATH": str(ROOT / "tests")},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    sizes = [int(size) for size in ran.stdout.split()]
+    assert len(sizes) == 50
+    return sizes
+
+
 @pytest.mark.parametrize("order", ["shuffled", "blocked", "balanced"])
 def test_memory_stays_flat_over_fifty_epochs(packed, order):
-    loader = hr.loader(packed, 64, order=order)
-    sizes = []
-    for epoch in range(50):
-        count = sum(len(batch) for batch in loader)
-        assert count == loader.order.length
-        if epoch in (9, 49):
-            gc.collect()
-            sizes.append(own_bytes())
-    assert sizes[1] < sizes[0] + (2 << 20), sizes
-    loader.close()
+    """How many buffers are on their way at an epoch's end is chance, so the least of ten counts."""
+    sizes = sizes_of(FIFTY_EPOCHS, packed, order)
+    assert min(sizes[40:]) < min(sizes[:10]) + (2 << 20), sizes
 
 
 FIFTY_LOADERS = """
@@ -95,15 +114,9 @@ for number in range(50):
 
 
 def test_fifty_loaders_take_no_more_memory_than_ten(packed, tmp_path):
-    """One for each validation, say, dropped without a word. In a process that gives back what it frees.
+    """One for each validation, say, dropped without a word.
 
     Buffers of the last few loaders may still be on their way out, so the least of ten loaders counts.
     """
-    ran = subprocess.run(
-        [sys.executable, "-c", FIFTY_LOADERS, packed, tmp_path],
-        env=os.environ | STEADY_MALLOC | {"PYTHONPATH": str(ROOT / "tests")},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    sizes = [int(size) for size in ran.stdout.split()]
-    assert len(sizes) == 50
+    sizes = sizes_of(FIFTY_LOADERS, packed, tmp_path)
     assert min(sizes[40:]) < min(sizes[:10]) + (2 << 20), sizes

@@ -78,7 +78,7 @@ def test_an_order_that_runs_dry_is_an_error_and_the_samples_before_it_come(store
     with pytest.raises(OrderError, match="gave 4 indices for the positions 56 to 63"):
         delivered(loader)
     loader.close()
-    assert not [t for t in threading.enumerate() if t.name.startswith("headrace-t")]
+    assert until(lambda: not [t for t in threading.enumerate() if t.name.startswith("headrace-t")])
 
 
 def test_an_order_that_raises_or_leads_outside_is_an_error_and_no_hang(store, tiers):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from headrace.plane.rate_limit import Throttle, TokenBucket
 from headrace.plane.stage import Stage
 from headrace.plane.tiers import memory_quota
 from plane.conftest import SAMPLES
-from tests_shared import until
+from tests_shared import ROOT, STEADY_MALLOC, until
 
 
 def epochs(loader, count=1):
@@ -205,28 +206,33 @@ def test_a_forked_child_makes_its_own_tiers(store, expected, tmp_path):
     loader.close()
 
 
-def resident_bytes():
-    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError
+FIFTY_EPOCHS = """
+import sys
+import headrace as hr
+from tests_shared import own_bytes
+
+loader = hr.loader(sys.argv[1], 100, ram_bytes=1 << 20, cache_dir=sys.argv[2])
+for _ in range(60):
+    for _ in loader:
+        pass
+    print(own_bytes())
+assert loader.stages[-1].held_bytes <= 1 << 20
+loader.close()
+"""
 
 
-def test_memory_is_flat_over_fifty_epochs(store, tmp_path):
-    """With a memory tier that holds half, and a cache that holds the rest."""
-    loader = hr.loader(store, 100, ram_bytes=1 << 20, cache_dir=tmp_path / "cache")
-
-    def run(count):
-        for _ in range(count):
-            for _ in loader:
-                pass
-
-    run(10)
-    before = resident_bytes()
-    run(50)
-    assert resident_bytes() - before < 4 << 20
-    assert loader.stages[-1].held_bytes <= 1 << 20
-    loader.close()
+def test_memory_is_flat_over_fifty_epochs(packed, tmp_path):
+    """With a memory tier that holds half, and a cache that holds the rest. In a process that gives back what it
+    frees; how many buffers are on their way at an epoch's end is chance, so the least of ten counts.
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", FIFTY_EPOCHS, packed, tmp_path / "cache"],
+        env=os.environ | STEADY_MALLOC | {"PYTHONPATH": str(ROOT / "tests")},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    sizes = [int(size) for size in ran.stdout.split()]
+    assert len(sizes) == 60
+    assert min(sizes[50:]) < min(sizes[10:20]) + (2 << 20), sizes
 
 
 def test_every_stage_publishes_and_accepts_knobs(store, tmp_path):
@@ -375,9 +381,9 @@ def test_what_is_resident_is_paid_back(store):
 
 
 def test_a_held_back_batch_has_a_deadline_and_a_cause(store, cold):
-    loader = hr.loader(store, 100, bytes_per_s=0.001, deadline_s=0.3)
+    loader = hr.loader(store, 100, bytes_per_s=0.001, deadline_s=3.0)
     batches = iter(loader)
-    next(batches)
+    next(batches)  # which is let go at once
     with pytest.raises(hr.errors.VolumeTimeout, match=r"0\.001 bytes"):
         next(batches)
     loader.close()
@@ -391,10 +397,7 @@ def test_closing_lets_go_of_what_is_held_back(store, cold):
     assert "headrace-throttle" in running
     batches.close()
     loader.close()
-    deadline = time.monotonic() + 5
-    while "headrace-throttle" in {t.name for t in threading.enumerate()}:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: "headrace-throttle" not in {t.name for t in threading.enumerate()})
 
 
 def test_an_index_outside_is_refused_through_every_stage(store, tmp_path):

@@ -31,7 +31,7 @@ from plane import cache_runner
 from plane.conftest import SAMPLES, content
 from plane.test_tiers import epochs
 from store.nth_call import Refusing
-from tests_shared import forked, opened_to_others
+from tests_shared import forked, opened_to_others, until
 
 RUNNER = Path(__file__).parent / "cache_runner.py"
 
@@ -88,11 +88,8 @@ def test_the_second_run_reads_the_local_disk(store, tmp_path, expected):
 def test_the_second_epoch_of_a_run_reads_the_local_disk(store, tmp_path, expected):
     loader = hr.loader(store, 32, seed=3, cache_dir=tmp_path)
     first = epochs(loader)
-    deadline = time.monotonic() + 10
     loader.stages[0].writer.publish()
-    while loader.cache.samples < SAMPLES:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: loader.cache.samples >= SAMPLES)
     before = loader.stats.bytes
     assert first + epochs(loader) == expected
     assert loader.bytes_by_tier["disk"] == before
@@ -350,13 +347,20 @@ def whole_run(packed, tmp_path_factory):
 def test_a_kill_at_any_point_leaves_a_valid_cache(packed, tmp_path, whole_run):
     """Run, kill, resume, again and again: the batches of one run, and a cache that verifies."""
     chance = random.Random(11)
-    command = [sys.executable, RUNNER, packed, tmp_path / "cache", "2", tmp_path / "state", "0.02"]
+    # Told to go on batch by batch: it does not end while this process waits for a processor.
+    command = [sys.executable, RUNNER, packed, tmp_path / "cache", "2", tmp_path / "state", "told"]
     kills = 0
     for _ in range(6):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as run:
+            assert run.stdin is not None
             assert run.stdout is not None
             for _ in range(chance.randrange(1, 7)):
+                run.stdin.write("\n")
+                run.stdin.flush()
                 assert run.stdout.readline()
+            until((tmp_path / "state").exists)
             time.sleep(chance.random() * 0.02)
             run.send_signal(signal.SIGKILL)
         kills += run.returncode == -signal.SIGKILL
@@ -365,7 +369,7 @@ def test_a_kill_at_any_point_leaves_a_valid_cache(packed, tmp_path, whole_run):
         if (folder_of(tmp_path / "cache") / "store.json").exists():
             assert hr.verify(folder_of(tmp_path / "cache")).ok
     assert kills == 6
-    ended = subprocess.run(command, check=True, capture_output=True, text=True)
+    ended = subprocess.run(command, input="\n" * 1000, check=True, capture_output=True, text=True)
     seen = ended.stdout.splitlines()
     assert seen
     assert seen == whole_run[-len(seen) :]
@@ -582,10 +586,7 @@ def test_a_dropped_loader_ends_its_writer(store, tmp_path):
     del batches, loader
     gc.collect()
     assert gone() is None
-    deadline = time.monotonic() + 10
-    while "headrace-cache-writer" in {t.name for t in threading.enumerate()}:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: "headrace-cache-writer" not in {t.name for t in threading.enumerate()})
     assert hr.verify(folder_of(tmp_path)).ok
 
 
