@@ -93,7 +93,7 @@ def test_a_mistake_is_answered_by_a_term_req(exported, name):
     pdus = talk(exported.target.address, *messages)
     assert pdus[-1].type is Type.C2H_TERM_REQ
     assert read_term_req(pdus[-1].header).startswith(said)
-    until(lambda: exported.target.figures()["connections"] == 0, 5)
+    until(lambda: exported.target.figures()["connections"] == 0)
     with Host(exported.target.address, NQN, HOST, HostOptions(timeout_s=5)) as host:
         assert host.namespaces()
 

@@ -249,7 +249,10 @@ url, how = sys.argv[1:]
 with hr.open(url) as store:  # what a process makes once and keeps is there now
     sum(len(b) for b in hr.loader(store, 8))
 gc.collect()
-time.sleep(0.5)  # Python joins threads a moment before they are gone
+until_s = time.monotonic() + 30
+while (alive()[0] > 2 or alive()[2] > 1) and time.monotonic() < until_s:
+    time.sleep(0.01)  # Python joins threads a moment before they are gone
+time.sleep(0.5)
 before = alive()
 assert before[0] <= 2 and before[2] == 1, threading.enumerate()
 stores = [hr.open(url) for _ in range(3)]
@@ -272,10 +275,11 @@ if how == "close":
 if how != "leave":
     del last
     gc.collect()
-    deadline_s = time.monotonic() + 10
-    while alive() != before and time.monotonic() < deadline_s:
+    until_s = time.monotonic() + 30
+    left = lambda: any(now > then for now, then in zip(alive(), before))
+    while left() and time.monotonic() < until_s:
         time.sleep(0.01)
-    assert alive() == before, (before, alive(), threading.enumerate())
+    assert not left(), (before, alive(), threading.enumerate())
 print("ended")
 """
 
@@ -285,7 +289,7 @@ def test_the_last_store_leaves_no_thread_and_no_descriptor(exported, how):
     """In a process of its own, which ends in order whatever is left open."""
     ended = subprocess.run(
         [sys.executable, "-W", "error", "-c", _LIFE, exported.url, how],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert (ended.stdout, ended.stderr, ended.returncode) == ("ended\n", "", 0)
 
@@ -404,7 +408,7 @@ def test_a_target_that_dies_in_the_middle_of_a_batch_and_comes_back(large):
 
 
 def test_a_target_that_is_gone_for_good_is_one_clear_error_within_the_deadline(exported):
-    options = OPTIONS | {"deadline_s": 1.0, "timeout_s": 1.0}
+    options = OPTIONS | {"deadline_s": 3.0, "timeout_s": 3.0}
     with hr.open(exported.url, storage_options=options) as store:
         loader = hr.loader(store, len(store), tune=False)
         exported.target.close()

@@ -248,7 +248,7 @@ def check_term(place: str, mistake: Mistake, said: str, dgst: int = 0) -> None:
             figures = fabric.figures()
             assert figures["lost_queues"] == figures["reconnects"] == 1
             assert figures["failed"] == 0
-            until(lambda: target.terms, 10)
+            until(lambda: target.terms)
     assert target.made == 1
     assert len(target.terms) == 1
     assert target.terms[0].startswith(said), target.terms

@@ -88,12 +88,12 @@ def test_hosts_that_do_not_read_their_data(target):
             for cid in range(256):
                 sock.sendall(command(asked._replace(cid=cid)))
             stuck += 1
-        until(lambda: target.target.figures()["queues"] == 8, 10)
+        until(lambda: target.target.figures()["queues"] == 8)
         time.sleep(0.2)  # it reads ahead what it may
         check_alive(target)
         grown = memory() - before
     assert grown < MEMORY_MAX  # of 2 GiB that were asked for
-    until(lambda: target.target.figures()["queues"] == 0, 10)
+    until(lambda: target.target.figures()["queues"] == 0)
     count("slow readers", stuck, stuck)
     print(f"{grown >> 20} MiB held for 2048 MiB that were asked for and not read")
 
@@ -109,7 +109,7 @@ def test_a_host_that_does_not_read_its_admin_answers(target, caplog):
             while memory() - before < MEMORY_MAX:
                 sock.sendall(command(Sqe(Admin.IDENTIFY, 1, 0, 0, 4096, 0x5A, 1)))
                 sent += 1
-        until(lambda: target.target.figures()["associations"] == 0, 10)
+        until(lambda: target.target.figures()["associations"] == 0)
     assert sent > 1000
     assert "the host does not read what it asked for" in caplog.text
     check_alive(target)
@@ -118,9 +118,9 @@ def test_a_host_that_does_not_read_its_admin_answers(target, caplog):
 
 def test_a_host_that_sends_a_byte_now_and_then(target, monkeypatch):
     """Its time ends, however busy it seems."""
-    monkeypatch.setattr(target_module, "HANDSHAKE_S", 0.4)
+    monkeypatch.setattr(target_module, "HANDSHAKE_S", 2.0)
     dripped = 0
-    with socket.create_connection(target.target.address, timeout=0.02) as sock:
+    with socket.create_connection(target.target.address, timeout=0.1) as sock:
         for byte in icreq(0):
             try:
                 sock.sendall(bytes((byte,)))
@@ -133,7 +133,7 @@ def test_a_host_that_sends_a_byte_now_and_then(target, monkeypatch):
         else:
             pytest.fail("the target waits for ever")
     assert dripped > 3
-    until(lambda: target.target.figures()["connections"] == 0, 10)
+    until(lambda: target.target.figures()["connections"] == 0)
     check_alive(target)
     count("slow drips")
 
@@ -183,9 +183,9 @@ def test_a_host_that_resets_its_connection(target, stage):
             }
             sock.sendall(sent.get(stage, b""))
             reset(sock)
-    until(lambda: target.target.figures()["connections"] == 0, 10)
-    until(lambda: target.target.figures()["queues"] == 0, 10)
-    until(lambda: target.target.figures()["associations"] == 0, 10)
+    until(lambda: target.target.figures()["connections"] == 0)
+    until(lambda: target.target.figures()["queues"] == 0)
+    until(lambda: target.target.figures()["associations"] == 0)
     check_alive(target)
     count("resets by hosts", 5, 5)
 
@@ -200,7 +200,7 @@ def test_two_hosts_with_one_identifier(target):
                 Host(target.target.address, NQN, twin, HostOptions(timeout_s=20))
             refused += 1
         assert host.namespaces()
-    until(lambda: target.target.figures()["associations"] == 0, 10)
+    until(lambda: target.target.figures()["associations"] == 0)
     with Host(target.target.address, NQN, twin, HostOptions(timeout_s=20)) as host:
         assert host.namespaces()
     count("twins of hosts", refused, target.target.figures()["connects_refused"])

@@ -129,7 +129,7 @@ def test_a_target_that_drips_its_data():
 
     with (
         HostileTarget(send=send) as target,
-        engine(command_timeout_s=0.3, give_up_s=1.0) as fabric,
+        engine(command_timeout_s=1.0, give_up_s=2.0) as fabric,
     ):
         fabric.open(target.url)
         dest = np.zeros(512, np.uint8)
@@ -152,13 +152,13 @@ def test_a_target_that_drips_its_icresp():
                 for byte in icresp(0, 4096):
                     sock.sendall(bytes((byte,)))
                     dripped.append(byte)
-                    if stop.wait(0.02):
+                    if stop.wait(0.05):
                         return
 
         thread = threading.Thread(target=serve)
         thread.start()
         with pytest.raises(FabricError, match="did not answer within"):
-            Host(server.getsockname(), NQN, HOST, HostOptions(timeout_s=0.3))
+            Host(server.getsockname(), NQN, HOST, HostOptions(timeout_s=1.5))
         stop.set()
         thread.join(10)
     assert 3 < len(dripped) < 128
@@ -220,7 +220,7 @@ def test_a_black_hole(exported):
     """Nothing comes back, no connection ends: each read is an error by its deadline, then all is well."""
     with (
         Hole(exported.target.address) as hole,
-        reading_engine(host={"timeout_s": 0.5}, give_up_s=1.0, command_timeout_s=0.3) as fabric,
+        reading_engine(give_up_s=2.0, command_timeout_s=1.0) as fabric,
     ):
         url = f"nvme+tcp://127.0.0.1:{hole.port}/{NQN}?ns=1"
         fabric.open(url)
