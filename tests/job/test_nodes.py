@@ -73,14 +73,16 @@ def test_a_node_that_dies_in_mid_epoch_costs_no_sample(cluster, expected, loss, 
     cluster.start("--replicas", str(replicas))
     staged = cluster.wait_staged(replicas)
     assert sum(len(node["copies_of"]) for node in staged["nodes"]) == (replicas - 1) * NODES
-    # Little memory for batches that are read ahead: most of the epoch comes after the loss.
-    options = ("--pace", "0.02", "--budget", str(1 << 20))
+    # Little memory for batches that are read ahead, and a halt: most of the epoch comes after the loss.
+    options = ("--pace", "0.02", "--budget", str(1 << 20), "--hold", "160")
     trainers = [cluster.train(node, *options).ready() for node in (0, 3)]
     for trainer in trainers:
         trainer.go()
     for trainer in trainers:
         trainer.until(160)
     cluster.kill(2) if loss == "kill" else cluster.silence(2)
+    for trainer in trainers:
+        trainer.go()
     for trainer in trainers:
         result = trainer.result()
         expected.check(result)

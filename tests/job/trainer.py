@@ -1,9 +1,10 @@
 """A training process of a node: reads epochs of the job's store and writes what it saw, as JSON.
 
     python trainer.py WHERE --rank R --world W [--batch 32] [--seed 3] [--torch]
-        [--pace 0.01] [--budget BYTES]
+        [--pace 0.01] [--budget BYTES] [--hold SAMPLES]
 
-Prints `ready` when the store is open, and waits for a line before it reads. Then one line:
+Prints `ready` when the store is open, and waits for a line before it reads, and for another when it has read
+SAMPLES. Then one line:
 {"indices", "digest", "labels", "seen": figures, "fetched", "local", "longest_s"}.
 """
 
@@ -73,11 +74,14 @@ def main() -> None:
     parser.add_argument("--order", default="shuffled")
     parser.add_argument("--pace", type=float, default=0.0)
     parser.add_argument("--budget", type=int, default=64 << 20)
+    parser.add_argument("--hold", type=int, default=-1)
     parser.add_argument("--torch", action="store_true")
     given = parser.parse_args()
 
     def report(samples: int) -> None:
         print(f"read {samples}", flush=True)
+        if samples == given.hold:
+            sys.stdin.readline()
 
     with hr.open(given.where) as store:
         print("ready", flush=True)
