@@ -55,7 +55,7 @@ def test_the_c_example_reads_every_nodes_part_of_the_order(cluster, expected, tm
 
 
 def test_training_starts_before_staging_ends(cluster, expected):
-    cluster.start("--limit", "400K")
+    cluster.start("--limit", "200K")  # for twelve seconds: a trainer may begin late
     trainer = cluster.train(1).ready().go()
     result = trainer.result()
     expected.check(result)
