@@ -195,15 +195,19 @@ def test_the_causes_of_waiting_name_the_daemons_own_limits(folder, store):
     with serving(folder, ram_bytes=0, reader=options) as server:
         loader = node_loader(store, batch=8)
 
-        def stalls():
+        def state():
             seen(loader)
-            return server.describe()["stall_s"]
+            return server.describe()
 
-        until(lambda: stalls()[Cause.PREFETCH] > 0.0)
-        loader.close()
+        def held_back():  # within the last second, in which the consumer must have waited
+            (data,) = state()["datasets"]
+            return data["held_back"] == Cause.PREFETCH.phrase
+
+        until(lambda: state()["stall_s"][Cause.PREFETCH] > 0.0)
+        until(held_back)
         (data,) = server.describe()["datasets"]
         assert data["tuning"]["knobs"]["reads_in_flight"]["frozen"]
-        assert data["held_back"] == Cause.PREFETCH.phrase
+        loader.close()
 
 
 def test_a_batch_from_the_daemon_says_how_it_was_read(folder, store):
