@@ -34,6 +34,8 @@ from headrace.store.segment_writer import JOURNAL_SECONDS
 from headrace.store.sources import extents
 from headrace.store.verify import verify
 
+from tests_shared import until
+
 from .conftest import contents, flip, make_folder
 from .packer import OPTIONS, items
 from .test_pack import files_of
@@ -118,29 +120,30 @@ def test_killed_again_and_again(folder, tmp_path, packer):
 
 
 def test_kills_at_random_times(tmp_path):
-    """SIGKILL from outside, whenever it hits."""
+    """SIGKILL from outside, whenever it hits: from the first file on, and before all is published."""
     make_folder(tmp_path / "root", classes=4, files=60, size=4000)
     r = random.Random(11)
     mid_pack = 0
+    # However late the kill comes, it is not published yet.
     slow = (
         "import sys, time, os; sys.path.insert(0, sys.argv[3]); import packer; "
-        "from headrace.store.pack import pack; f = os.fdatasync; "
+        "from headrace.base import files; from headrace.store.pack import pack; f = os.fdatasync; "
         "os.fdatasync = lambda fd: (time.sleep(0.01), f(fd));"
+        "files._renameat2 = lambda *_: time.sleep(600);"
         "print('go', flush=True); pack(sys.argv[1], sys.argv[2], options=packer.OPTIONS)"
     )
-    target = tmp_path / "out.hr"
+    target, partial = tmp_path / "out.hr", tmp_path / "out.hr.partial"
     for _ in range(4):
         args = [sys.executable, "-c", slow, tmp_path / "root", target, PACKER.parent]
         with subprocess.Popen(args, stdout=subprocess.PIPE) as p:
             p.stdout.readline()
-            time.sleep(r.uniform(0.02, 0.15))
+            until(lambda p=p: partial.is_dir() or p.poll() is not None)
+            time.sleep(r.uniform(0.0, 0.15))
             p.kill()
-        mid_pack += (tmp_path / "out.hr.partial").is_dir() and not target.exists()
-        if target.exists():
-            break
-    assert mid_pack >= 2
-    if not target.exists():
-        pack(tmp_path / "root", target, options=OPTIONS)
+        assert p.returncode == KILLED
+        mid_pack += partial.is_dir() and not target.exists()
+    assert mid_pack == 4
+    pack(tmp_path / "root", target, options=OPTIONS)
     pack(tmp_path / "root", tmp_path / "whole.hr", options=OPTIONS)
     assert files_of(target) == files_of(tmp_path / "whole.hr")
 
