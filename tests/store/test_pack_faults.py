@@ -33,7 +33,6 @@ from headrace.store.packing import PackOptions
 from headrace.store.segment_writer import JOURNAL_SECONDS
 from headrace.store.sources import extents
 from headrace.store.verify import verify
-
 from tests_shared import until
 
 from .conftest import contents, flip, make_folder
