@@ -48,7 +48,7 @@ def test_a_batch_for_the_native_reader_is_filled_and_finished_once(
 ) -> None:
     requests = Requests(blob, [(i * 997, 500 + i) for i in range(40)])
     engine.read(requests)  # type: ignore[arg-type]  # plain Python's stand-in
-    assert requests.all.wait(10)
+    assert requests.all.wait(30)
     assert requests.finished == {i: (500 + i, 0) for i in range(40)}
     for i, data in enumerate(requests.buffers):
         assert bytes(data) == DATA[i * 997 : i * 997 + 500 + i]
@@ -59,7 +59,7 @@ def test_a_failed_read_is_finished_with_an_errno_and_remembered(
 ) -> None:
     requests = Requests(f"{bucket}/absent", [(0, 10), (20, 10)])
     engine.read(requests)  # type: ignore[arg-type]
-    assert requests.all.wait(10)
+    assert requests.all.wait(30)
     assert requests.finished == {0: (0, 2), 1: (0, 2)}
     why = engine.why(f"{bucket}/absent", 25)
     assert why is not None
@@ -75,12 +75,12 @@ def test_the_depth_bounds_what_is_in_flight_and_can_be_turned_live(
     try:
         futures = engine.start([(blob, 0, memoryview(bytearray(800))) for _ in range(12)])
         for future in futures:
-            future.result(10)
+            future.result(30)
         assert proxy.open_most <= 3
         engine.turn(8)
         futures = engine.start([(blob, 0, memoryview(bytearray(800))) for _ in range(40)])
         for future in futures:
-            future.result(10)
+            future.result(30)
         assert 3 < proxy.open_most <= 8
     finally:
         engine.close()

@@ -20,6 +20,7 @@ from headrace.io.objects.listing import remove, write
 from headrace.io.objects.reading import Hedging, RemoteObject, out_of_time
 from objects.conftest import DATA
 from objects.faulty_proxy import EXPIRED, FaultyProxy
+from tests_shared import until
 
 Fetch = Callable[..., bytes]
 
@@ -80,15 +81,15 @@ def test_a_fault_that_stays_is_an_error_that_says_all(
 def test_a_server_that_was_never_there_is_given_up_soon_and_named(options: dict[str, Any]) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        place = f"127.0.0.1:{closed.getsockname()[1]}"
-    engine = ObjectEngine(options | {"endpoint": f"http://{place}", "deadline_s": 3600.0})
-    try:
-        with pytest.raises(
-            VolumeError, match=f"connect failed: {place}: Connection refused"
-        ) as caught:
-            engine.fetch("s3://bucket/blob", 0, memoryview(bytearray(10)))
-    finally:
-        engine.close()
+        place = f"127.0.0.1:{closed.getsockname()[1]}"  # and nobody else's meanwhile
+        engine = ObjectEngine(options | {"endpoint": f"http://{place}", "deadline_s": 3600.0})
+        try:
+            with pytest.raises(
+                VolumeError, match=f"connect failed: {place}: Connection refused"
+            ) as caught:
+                engine.fetch("s3://bucket/blob", 0, memoryview(bytearray(10)))
+        finally:
+            engine.close()
     assert caught.value.errno == errno.ECONNREFUSED
     assert caught.value.attempts > 1  # type: ignore[attr-defined]
     assert "endpoint" in str(caught.value.next_step)
@@ -106,19 +107,25 @@ def test_an_answer_that_never_ends_is_a_timeout(
             engine.fetch(blob, 0, memoryview(bytearray(10)))
     finally:
         engine.close()
-    assert proxy.injected[fault] >= 1
+    until(lambda: proxy.injected[fault] >= 1)  # it may come to it only now
 
 
 def test_the_deadline_ends_a_read_whatever_it_waits_for(proxy: FaultyProxy) -> None:
     engine = ObjectEngine({"deadline_s": 0.5})
     proxy.inject("stall", times=None)
-    try:
+
+    def asked_in_vain() -> int:
+        """How often the proxy was asked: on a busy machine the time may be over before that."""
         with pytest.raises(VolumeTimeout, match=r"no answer within 0\.5 s") as caught:
             engine.fetch(f"{proxy.url}/x", 0, memoryview(bytearray(10)))
+        assert caught.value.errno == errno.ETIMEDOUT
+        assert caught.value.attempts == 1  # type: ignore[attr-defined]
+        return proxy.injected["stall"]
+
+    try:
+        until(asked_in_vain)
     finally:
         engine.close()
-    assert proxy.injected == {"stall": 1}
-    assert caught.value.errno == errno.ETIMEDOUT
 
 
 def test_the_deadlines_error_tells_what_was_met_before_it() -> None:
@@ -263,7 +270,10 @@ except Exception as e:
 def test_an_engine_that_nobody_closed_does_not_hold_the_process_up(
     proxy: FaultyProxy, blob: str
 ) -> None:
-    script = _LEFT_OPEN + "import faulthandler; faulthandler.dump_traceback_later(4, exit=True)\n"
+    script = _LEFT_OPEN + (
+        "import faulthandler; faulthandler.dump_traceback_later(40, exit=True)\n"
+        "sys.modules[ObjectEngine.__module__]._CLOSE_S = 3600.0  # who waits for a thread, waits\n"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script, blob, proxy.url],
         check=False,
@@ -326,7 +336,8 @@ def test_when_to_ask_a_second_time_is_learned_from_requests_that_take_far_longer
     dest = bytearray(1000)
     try:
         for k in range(96):
-            if k % 8 == 0:
+            # At last none: each may be asked for twice, and of twenty requests only one is.
+            if k % 8 == 0 and k < 64:
                 proxy.inject("slow", seconds=0.04)
             engine.fetch(blob, k, memoryview(dest))
         before = engine.stats()
@@ -386,10 +397,8 @@ def test_closing_ends_reads_that_wait(
     proxy.inject("stall", times=None)
     engine = ObjectEngine(options | {"reads_in_flight": 1})
     futures = engine.start([(blob, 0, memoryview(bytearray(10))) for _ in range(3)])
-    deadline = time.monotonic() + 5
-    while not proxy.injected and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: proxy.injected)
     engine.close()
-    assert [type(f.result(5)).__name__ for f in futures] == ["Failure"] * 3
+    assert [type(f.result(30)).__name__ for f in futures] == ["Failure"] * 3
     assert proxy.injected["stall"] == 1
     assert not any(t.name == "headrace-objects" for t in threading.enumerate())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import pickle
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from headrace.errors import (
 )
 from headrace.io.objects.listing import list_objects, remove, write
 from objects.conftest import ask, client_options, put_store
+from tests_shared import until
 
 if TYPE_CHECKING:
     from objects.faulty_proxy import FaultyProxy
@@ -216,7 +216,7 @@ def test_there_is_no_store(bucket: str, options: dict[str, Any]) -> None:
 def test_a_store_whose_server_is_away_is_not_called_absent(
     bucket: str, options: dict[str, Any]
 ) -> None:
-    away = options | {"endpoint": "http://127.0.0.1:9", "deadline_s": 0.5}
+    away = options | {"endpoint": "http://127.0.0.1:9", "deadline_s": 5.0}
     with pytest.raises(VolumeError, match="connect failed"):
         hr.open(f"{bucket}/x.hr", storage_options=away)
 
@@ -362,12 +362,8 @@ def test_nothing_is_left_open(packed: str, options: dict[str, Any]) -> None:
     for _ in range(5):
         with hr.open(packed, storage_options=options) as store:
             store.read(0)
-    deadline = (
-        time.monotonic() + 5
-    )  # the proxy lives here too and closes its side when it comes to it
-    while _descriptors() > before and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert _descriptors() <= before
+    # The proxy lives here too, and closes its side when it comes to it.
+    until(lambda: _descriptors() <= before)
 
 
 def _descriptors() -> int:
