@@ -169,6 +169,8 @@ def test_no_trace_where_none_is_asked_for(packed_photos, tmp_path, monkeypatch):
 SCRIPT = """
 import os
 import headrace as hr
+from headrace.trace import writer
+writer.END_S = 60.0  # the disk does not hang, and may be slow
 for epoch in range(2):
     loader = hr.loader({store!r}, 4, seed=1, on_error="skip")
     loader.set_epoch(epoch)
@@ -195,7 +197,9 @@ import json, os, signal, sys
 from pathlib import Path
 import headrace as hr
 from headrace.torch import DataLoader
+from headrace.trace import writer
 
+writer.END_S = 60.0  # the disk does not hang, and may be slow
 store, kind, state = sys.argv[1:]
 loader = hr.loader(store, 2, seed=3) if kind == "ours" else DataLoader(hr.open(store), 2)
 if Path(state).exists():

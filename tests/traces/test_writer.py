@@ -142,9 +142,10 @@ def test_a_loader_that_delivers_nothing_leaves_no_file(tmp_path):
 def test_steps_that_came_too_fast_are_counted(tmp_path):
     log = StepLog(50)
     owner = Owner(log)
-    add(log, ROWS[:-1])  # before the thread can have taken any
-    follow(str(tmp_path), ABOUT, owner)
-    add(log, ROWS[-1:])
+    with writer._writer._writing:  # the thread, which others may have begun, takes none meanwhile
+        add(log, ROWS[:-1])
+        follow(str(tmp_path), ABOUT, owner)
+        add(log, ROWS[-1:])
     until(lambda: traces(tmp_path))
     until(lambda: traces(tmp_path)[0].lost + len(traces(tmp_path)[0].steps) == len(ROWS))
     assert traces(tmp_path)[0].lost == 150
@@ -154,13 +155,19 @@ PROGRAM = """
 import os, signal, sys, threading, time
 sys.path.insert(0, {tests!r})
 from headrace.plane.batch_trace import StepLog
-from headrace.trace import follow
-from traces.test_writer import ABOUT, ROWS, Owner, add
+from headrace.trace import follow, writer
+from traces.test_writer import ABOUT, ROWS, Owner, add, until_written
+writer.END_S = 60.0  # the disk does not hang, and may be slow
 log = StepLog()
 owner = Owner(log)
 follow({folder!r}, ABOUT, owner)
 {act}
 """
+
+
+def until_written(folder, *steps):
+    """Wait until the files of a run hold so many steps each."""
+    until(lambda: sorted(len(trace.steps) for trace in traces(folder)) == sorted(steps))
 
 
 def run_program(folder, act):
@@ -180,13 +187,14 @@ def test_what_came_just_before_the_end_is_written(tmp_path):
 
 
 def test_a_state_waits_for_no_disk_that_hangs(tmp_path, monkeypatch):
-    hangs = threading.Event()
+    begun, hangs = threading.Event(), threading.Event()
     monkeypatch.setattr(writer, "END_S", 0.05)
-    monkeypatch.setattr(TraceFile, "_put", lambda *_: hangs.wait(60))
+    monkeypatch.setattr(TraceFile, "_put", lambda *_: (begun.set(), hangs.wait(60)))
     log = StepLog()
     owner = Owner(log)
     follow(str(tmp_path), ABOUT, owner)
     add(log, ROWS)
+    assert begun.wait(60)
     log.settle()
     assert writer._writer._hangs
     monkeypatch.setattr(writer, "END_S", 60)
@@ -216,9 +224,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_killed_process_leaves_what_was_written(tmp_path):
-    act = "add(log, ROWS); time.sleep(0.6); os.kill(os.getpid(), signal.SIG{})"
+    act = "add(log, ROWS); until_written({!r}, len(ROWS)); os.kill(os.getpid(), signal.SIG{})"
     for name in ("TERM", "KILL"):
-        done = run_program(tmp_path / name, act.format(name))
+        done = run_program(tmp_path / name, act.format(str(tmp_path / name), name))
         assert done.returncode == -getattr(signal, f"SIG{name}"), done.stderr
         trace = read_run(tmp_path / name).ranks[0]
         assert len(trace.steps) == len(ROWS)
@@ -226,14 +234,15 @@ def test_a_killed_process_leaves_what_was_written(tmp_path):
 
 
 def test_a_forked_rank_has_a_file_of_its_own_and_the_parents_goes_on(tmp_path):
+    folder = str(tmp_path / "run")
     done = run_program(
-        tmp_path / "run",
-        """
+        folder,
+        f"""
 add(log, ROWS[:100])
-time.sleep(0.6)
+until_written({folder!r}, 100)
 if (child := os.fork()) == 0:
     add(log, ROWS[100:130])
-    time.sleep(0.6)
+    until_written({folder!r}, 100, 30)
     os._exit(0)
 os.waitpid(child, 0)
 add(log, ROWS[100:])
