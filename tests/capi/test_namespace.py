@@ -172,8 +172,9 @@ def serve(answer):
 )
 def test_peers_that_do_not_speak_the_protocol(library, answer, words):
     port, stop = serve(answer)
+    timeout_s = 0.5 if answer is None else 30.0
     try:
         with pytest.raises(Failed, match=rf"HR_ERR_FABRIC: .*{words}"):
-            library.mount(f"nvme+tcp://127.0.0.1:{port}/{NQN}", mount_options(timeout_s=0.5))
+            library.mount(f"nvme+tcp://127.0.0.1:{port}/{NQN}", mount_options(timeout_s=timeout_s))
     finally:
         stop()
