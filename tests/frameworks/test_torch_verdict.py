@@ -71,15 +71,35 @@ def paths(tmp_path):
     return paths
 
 
+def explained(make, expected, epochs=1):
+    """A loader that was iterated over, and the verdict on it.
+
+    Another loader is made, some times, where that is none of those that are expected: the machine may have
+    stood still for longer than a loader like this waits for anything.
+    """
+    for _ in range(4):
+        loader = make()
+        for _ in range(epochs):
+            list(loader)
+        verdict = hr.explain(loader)
+        if verdict.main in expected and not verdict.pauses:
+            break
+    return loader, verdict
+
+
+# Neither of the machine's own: starting a worker, waiting for a processor.
+OF_SAMPLES = {"decode", "storage"}
+
+
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_a_data_set_that_sleeps_is_not_said_to_wait_for_storage(num_workers):
-    loader = DataLoader(Sleepy(), batch_size=8, num_workers=num_workers)
-    list(loader)
+    loader, verdict = explained(
+        lambda: DataLoader(Sleepy(), batch_size=8, num_workers=num_workers), OF_SAMPLES
+    )
     said = loader.explain()
     # Once for all workers of which it is true.
     assert said.count("watching what samples open: so far samples opened no files") == 1
     assert "files are read ahead" not in said
-    verdict = hr.explain(loader)
     assert verdict.main == "decode", str(verdict)
     assert "it slept, locked or waited for something" in verdict.evidence[0]
     assert verdict.action.startswith("profile dataset[i]")
@@ -90,9 +110,9 @@ def test_a_data_set_that_sleeps_is_not_said_to_wait_for_storage(num_workers):
 def test_what_c_code_reads_may_have_been_waited_for(paths, num_workers):
     dataset = Sleepy(paths, past_python)
     dataset.paths = dict(enumerate(dataset.paths))  # nobody guesses them
-    loader = DataLoader(dataset, batch_size=8, num_workers=num_workers)
-    list(loader)
-    verdict = hr.explain(loader)
+    _, verdict = explained(
+        lambda: DataLoader(dataset, batch_size=8, num_workers=num_workers), OF_SAMPLES
+    )
     assert verdict.main == "storage", str(verdict)
     assert verdict.action.startswith("profile dataset[i]")
     assert "pack" in verdict.action
@@ -100,11 +120,12 @@ def test_what_c_code_reads_may_have_been_waited_for(paths, num_workers):
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_files_in_the_page_cache_are_not_said_to_be_waited_for(paths, num_workers):
-    loader = DataLoader(Sleepy(paths, plainly), batch_size=8, num_workers=num_workers)
-    list(loader)
+    loader, verdict = explained(
+        lambda: DataLoader(Sleepy(paths, plainly), batch_size=8, num_workers=num_workers),
+        OF_SAMPLES,
+    )
     if "because they lie in the page cache" not in loader.explain():
         pytest.skip("looking at files took long on this machine")
-    verdict = hr.explain(loader)
     assert verdict.main == "decode", str(verdict)
     assert "lay in the page cache" in verdict.evidence[0]
     list(loader)
@@ -128,10 +149,7 @@ class Late(torch.utils.data.IterableDataset):
     ids=["announced", "late"],
 )
 def test_the_start_of_workers_is_waited_for_and_is_not_the_loops_own_time(parts):
-    loader = DataLoader(**parts, num_workers=1)
-    for _ in range(2):
-        list(loader)
-    verdict = hr.explain(loader)
+    loader, verdict = explained(lambda: DataLoader(**parts, num_workers=1), {"start"}, epochs=2)
     assert verdict.main == "start", str(verdict)
     assert verdict.causes[verdict.main] >= 0.4
     assert loader.stats.stall_s >= 0.4
