@@ -1,4 +1,4 @@
-"""The archive and the wheel, built once for all that installs them."""
+"""The archive and the wheel, built once for all that installs them; clients that are patient."""
 
 import subprocess
 import sys
@@ -7,6 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests_shared import ROOT
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node daemon that waits for a processor is not lost: clients of this process wait for it."""
+    for name in ("link.ALIVE_S", "reads.ALIVE_S", "reads.FIRST_S"):
+        monkeypatch.setattr(f"headrace.node.{name}", 60.0)
 
 
 @pytest.fixture(scope="package")

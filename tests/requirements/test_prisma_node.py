@@ -22,6 +22,8 @@ from node.conftest import folder, link, node_loader, report_of, seen, serving, u
 from node.test_hostile import opened
 from plane.conftest import SAMPLES, content, packed, photos, store  # noqa: F401
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 
 def test_p1_every_answer_has_a_status_and_its_length(folder, store, link):  # noqa: F811
     with serving(folder):
@@ -30,12 +32,12 @@ def test_p1_every_answer_has_a_status_and_its_length(folder, store, link):  # no
         for indices in ([7], [7, 3, 7], []):  # the 7th sample is empty
             asked = np.array(indices, np.int64)
             one.send(Ask(one.new_ticket(), number, asked.tobytes(), []))
-            reply = one.wait(Samples, 5)
+            reply = one.wait(Samples, 30)
             assert reply.status is ReplyStatus.OK
             lengths = np.frombuffer(reply.lengths, np.int64).tolist()
             assert lengths == [len(content(i)) for i in indices]
         one.send(Hurry(reply.ticket))  # long answered: an answer all the same
-        assert one.wait(Working, 5).status is ReplyStatus.WORKING
+        assert one.wait(Working, 30).status is ReplyStatus.WORKING
 
 
 def test_p6_a_missing_file_is_an_error_by_its_name_to_its_reader_only(
