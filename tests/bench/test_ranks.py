@@ -13,7 +13,7 @@ from headrace.bench.ranks import _addresses, _reach, join
 from headrace.errors import BenchError
 
 
-def together(world, folder, do, deadline_s=10.0):
+def together(world, folder, do, deadline_s=30.0):
     """What `do(group)` returns or raises in each rank."""
     result = [None] * world
 
@@ -31,7 +31,7 @@ def together(world, folder, do, deadline_s=10.0):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     return result
 
 
@@ -78,7 +78,7 @@ def test_all_take_away_the_latest_moments_whatever_hosts_they_are_on(
             return original(place, *arguments)
 
         monkeypatch.setattr(ranks, name, known)
-    for start_s, ends in together(12, tmp_path, do, 30.0):
+    for start_s, ends in together(12, tmp_path, do):
         expected = [(start_s + step + 0.5, start_s + step + 0.25) for step in range(steps)]
         assert np.array(ends) == pytest.approx(np.array(expected), abs=0.2)
         if per_host == 12:
@@ -86,19 +86,20 @@ def test_all_take_away_the_latest_moments_whatever_hosts_they_are_on(
 
 
 def test_who_does_not_come_to_the_barrier_is_named(tmp_path):
-    """Rank 2 lives, and does not come."""
+    """Rank 1 lives, and does not come; rank 2 may come late."""
     enough = threading.Event()
 
     def do(group):
-        if group.place.rank == 2:
-            return enough.wait(20)
+        if group.place.rank == 1:
+            return enough.wait(60)
         try:
-            return group.barrier(0.3)
+            return group.barrier(0.3 if group.place.is_first else 60.0)
         finally:
             enough.set()
 
     result = together(3, tmp_path, do)
-    assert any(str(each).startswith("rank 2 did not answer within 0.3 s") for each in result[:2])
+    assert str(result[0]).startswith("rank 1 did not answer within 0.3 s")
+    assert str(result[2]).startswith("rank 1 did not answer within 0.3 s")
 
 
 def test_missing_ranks_are_named(tmp_path):
@@ -110,7 +111,7 @@ def test_missing_ranks_are_named(tmp_path):
 
 def test_an_address_that_a_killed_run_left_is_not_believed(tmp_path):
     done = []
-    join_later = threading.Timer(0.3, lambda: done.append(join(Rank(0, 2), tmp_path, 5)))
+    join_later = threading.Timer(0.3, lambda: done.append(join(Rank(0, 2), tmp_path, 30)))
     with pytest.raises(BenchError):
         join(Rank(0, 2), tmp_path, 0.05)
     for left in tmp_path.glob(".meeting-*"):
@@ -118,7 +119,7 @@ def test_an_address_that_a_killed_run_left_is_not_believed(tmp_path):
     name = ".meeting-x.json"
     (tmp_path / name).write_text("{")
     join_later.start()
-    group = join(Rank(1, 2), tmp_path, 5)
+    group = join(Rank(1, 2), tmp_path, 30)
     join_later.join()
     assert len(done) == 1
     group.close()
@@ -129,7 +130,7 @@ def test_a_rank_that_dies_is_named_at_once(tmp_path):
     def do(group):
         if group.place.rank == 1:
             return None  # and closes
-        return group.gather(1, 20.0)
+        return group.gather(1, 60.0)
 
     result = together(2, tmp_path, do)
     assert "rank 1 is gone" in str(result[0])
@@ -145,10 +146,10 @@ def test_all_are_told_which_rank_died_and_do_not_wait_for_the_slow(tmp_path):
         if group.place.rank == 2:
             return None  # and closes
         if group.place.rank == 1:
-            assert seen.wait(20)
-            return group.broadcast(None, 20.0)
+            assert seen.wait(60)
+            return group.broadcast(None, 60.0)
         try:
-            return group.gather(1, 20.0)
+            return group.gather(1, 60.0)
         finally:
             seen.set()
 
@@ -168,7 +169,7 @@ def test_a_dead_rank_is_seen_without_waiting_for_it(tmp_path):
             group.close()
             dead.set()
             return
-        assert dead.wait(20)
+        assert dead.wait(60)
         try:
             while True:  # until the end of the connection has come
                 group.check()
@@ -186,7 +187,7 @@ def test_what_came_early_is_not_lost(tmp_path):
 
     def do(group):
         if group.place.rank == 2:
-            assert fast.wait(20)
+            assert fast.wait(60)
         result = [group.gather([group.place.rank, n]) for n in range(2)]
         if group.place.rank == 1:
             fast.set()
@@ -223,7 +224,7 @@ def test_a_rank_that_hangs_meets_the_deadline(tmp_path):
 
     def do(group):
         if group.place.rank == 1:
-            waiting.wait(5)
+            waiting.wait(60)
             return None
         try:
             return group.gather(1, 0.1)
