@@ -9,6 +9,7 @@ import os
 import random
 import re
 import shutil
+import socket
 import struct
 import tempfile
 import threading
@@ -130,6 +131,17 @@ def descriptors(*folders: Path | str) -> Counter[str]:
         if ours or any(Path(name).is_relative_to(folder) for folder in folders):
             found[name] += 1
     return found
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports on which nobody listens now, below the range from which the kernel gives ports to connections."""
+    ports: set[int] = set()
+    while len(ports) < count:
+        port = random.SystemRandom().randrange(18_000, 30_000)
+        with socket.socket() as taken, contextlib.suppress(OSError):
+            taken.bind(("", port))
+            ports.add(port)
+    return list(ports)
 
 
 def own_bytes(*processes: int) -> int:

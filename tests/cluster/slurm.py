@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import shutil
 import signal
 import socket
@@ -30,7 +29,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from tests_shared import comes_true
+from tests_shared import comes_true, free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -198,7 +197,7 @@ class Slurm:
         return {os.getpid(), *(daemon.pid for daemon in self._daemons.values())}
 
     def _configure(self) -> None:
-        self.ports = _free_ports(1 + len(self.nodes))
+        self.ports = tuple(free_ports(1 + len(self.nodes)))
         for name in ("munge", "state", *(f"{node}/spool" for node in self.nodes)):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o711)
@@ -441,14 +440,3 @@ def _user() -> str:
     import pwd
 
     return pwd.getpwuid(os.geteuid()).pw_name
-
-
-def _free_ports(count: int) -> tuple[int, ...]:
-    # Below the range from which the kernel gives ports to connections.
-    ports: set[int] = set()
-    while len(ports) < count:
-        port = random.randrange(18000, 30000)
-        with socket.socket() as taken, contextlib.suppress(OSError):
-            taken.bind(("0.0.0.0", port))
-            ports.add(port)
-    return tuple(ports)

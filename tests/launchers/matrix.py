@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import headrace as hr
 from launchers.judge import SAMPLES, Ended, outcome
-from tests_shared import ROOT
+from tests_shared import ROOT, free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -296,7 +296,7 @@ def _sbatch_srun(run: Run) -> Ended:
 
 def _sbatch_torchrun(run: Run) -> Ended:
     """As PyTorch's own examples have it: a step with a task for each node, which starts the node's ranks."""
-    port = _free_port()
+    port = free_ports(1)[0]
     words = torchrun(
         run, "--nnodes=2", "--nproc-per-node=2", "--master-addr=127.0.0.1", f"--master-port={port}",
         "--node-rank=RANK_OF_NODE",
@@ -347,7 +347,7 @@ def _torchrun_two_nodes(run: Run) -> Ended:
         "--nnodes=2",
         "--nproc-per-node=2",
         "--master-addr=127.0.0.1",
-        f"--master-port={_free_port()}",
+        f"--master-port={free_ports(1)[0]}",
     )
     return run.run(*(torchrun(run, *where, f"--node-rank={node}") for node in range(2)))
 
@@ -356,7 +356,7 @@ def _accelerate(run: Run) -> Ended:
     # With --cpu it starts one process, whatever the number; the script asks for CPUs itself.
     return run.run(
         [run.python, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1",
-         "--mixed_precision=no", "--dynamo_backend=no", f"--main_process_port={_free_port()}", *run.program]
+         "--mixed_precision=no", "--dynamo_backend=no", f"--main_process_port={free_ports(1)[0]}", *run.program]
     )  # fmt: skip
 
 
@@ -379,18 +379,9 @@ def _ray(run: Run) -> Ended:
 def _deepspeed(run: Run) -> Ended:
     run.environment["DS_ACCELERATOR"] = "cpu"
     return run.run(
-        [run.python, "-m", "deepspeed.launcher.runner", "--num_gpus=2", f"--master_port={_free_port()}",
+        [run.python, "-m", "deepspeed.launcher.runner", "--num_gpus=2", f"--master_port={free_ports(1)[0]}",
          *run.program]
     )  # fmt: skip
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 SLURM = {"slurm": True, "programs": ("srun", "sbatch")}

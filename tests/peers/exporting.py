@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from peers.guest import free_port
+from tests_shared import free_ports
 
 if TYPE_CHECKING:
     import os
@@ -25,7 +25,7 @@ class Exporting:
     """
 
     def __init__(self, *arguments: str | os.PathLike[str]) -> None:
-        self.port = free_port()
+        self.port = free_ports(1)[0]
         self._arguments = [str(argument) for argument in arguments]
         self.start()
 

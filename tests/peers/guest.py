@@ -15,12 +15,14 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
+from tests_shared import free_ports
+
 if TYPE_CHECKING:
     from pathlib import Path
 
     from peers.guest_image import Kernel
 
-__all__ = ["BOOTS_MAX", "HOST", "Guest", "GuestFailed", "free_port"]
+__all__ = ["BOOTS_MAX", "HOST", "Guest", "GuestFailed"]
 
 BOOTS_MAX = 5
 _BOOT_S = 60.0
@@ -113,7 +115,7 @@ class Guest:
 
     def _boot(self) -> None:
         self._control.unlink(missing_ok=True)
-        self.port = free_port()
+        self.port = free_ports(1)[0]
         self._process = subprocess.Popen(
             self._command(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.STDOUT, preexec_fn=_lower,  # noqa: PLW1509 - nothing of ours runs in threads yet
@@ -172,12 +174,6 @@ class Guest:
                 "-device", f"virtio-blk-pci,drive=disk{number},{blocks}",
             ]  # fmt: skip
         return words
-
-
-def free_port() -> int:
-    """One that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def _lower() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Self
 
 from headrace.cluster.recipes import recipes_folder
+from tests_shared import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,18 +28,6 @@ FRAMEWORKS = {
 }
 # Pillow tells some clip art's palettes that they should be converted twice: not our affair.
 WARNINGS = ("-W", "error", "-W", "ignore:Palette images", "-W", "ignore::DeprecationWarning")
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports on which nobody listens now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 def environment() -> dict[str, str]:
