@@ -1,6 +1,7 @@
 """The GPT's recipe: it learns, and killed and started again, on two ranks, its loss curve is the same."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -57,14 +58,19 @@ def test_killed_and_resumed_on_two_ranks_its_loss_curve_is_the_same(data, tmp_pa
     assert sorted(whole) == list(range(1, STEPS + 1))
     assert whole[STEPS] < whole[1]
     given = arguments(data, tmp_path / "parts")
-    with by_hand("gpt", 2, tmp_path / "killed.log", given) as ranks:
-        until_s = time.monotonic() + 150.0
-        while hr.checkpoint.latest(tmp_path / "parts") is None:
-            assert time.monotonic() < until_s, ranks.text()
-            time.sleep(0.002)
-        ranks.signal(signal.SIGKILL)
-        ranks.codes()
-    killed = curve(tmp_path / "killed.log")
+    for _ in range(4):  # on a busy machine the kill may come when all is done
+        (tmp_path / "killed.log").unlink(missing_ok=True)
+        shutil.rmtree(tmp_path / "parts", ignore_errors=True)
+        with by_hand("gpt", 2, tmp_path / "killed.log", given) as ranks:
+            until_s = time.monotonic() + 150.0
+            while hr.checkpoint.latest(tmp_path / "parts") is None:
+                assert time.monotonic() < until_s, ranks.text()
+                time.sleep(0.002)
+            ranks.signal(signal.SIGKILL)
+            ranks.codes()
+        killed = curve(tmp_path / "killed.log")
+        if max(killed, default=0) < STEPS:
+            break
     with by_hand("gpt", 2, tmp_path / "rest.log", given) as ranks:
         assert set(ranks.codes()) == {0}, ranks.text()
     rest = curve(tmp_path / "rest.log")
