@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import builtins
+import gc
 import io
 import itertools
 import os
@@ -13,6 +14,7 @@ import pytest
 
 from headrace.io.replaced import MEMORY, STORAGE, os_open, os_read, python_open, real_open
 from headrace.io.simulation import simulated_paths
+from headrace.plane.read_ahead import opens
 from headrace.plane.read_ahead.opens import serve, stop_serving
 from headrace.testing import Simulation, SlowVolume, simulated_files
 
@@ -118,3 +120,42 @@ def test_files_cannot_be_slowed_where_somebody_else_opens_them(tmp_path, monkeyp
     with pytest.raises(RuntimeError, match="replaced by somebody else"):
         simulated_files(SlowVolume(QUICK), tmp_path).__enter__()
     monkeypatch.undo()
+
+
+class Planned:
+    planned = frozenset()
+
+
+class Owner:
+    """Serves, and is kept by itself alone, as a loader in a cycle is."""
+
+    def __init__(self):
+        self.files, self.own = Planned(), self
+        self.layer = layer("own", [])
+        serve(self.files)
+        python_open.add(self.layer, STORAGE)
+
+    def __del__(self):
+        python_open.remove(self.layer)
+        stop_serving(self.files)
+
+
+def test_owners_that_are_collected_while_others_come_and_go_leave_nothing():
+    """The collector runs where anything is made: also in the middle of `serve`, `add` and the like."""
+    limits = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    try:
+        other, call = Planned(), layer("other", [])
+        for _ in range(300):
+            for change in (serve, stop_serving):
+                Owner()
+                change(other)
+            Owner()
+            python_open.add(call, STORAGE)
+            Owner()
+            python_open.remove(call)
+    finally:
+        gc.set_threshold(*limits)
+    gc.collect()
+    assert not opens._served
+    assert not python_open._layers

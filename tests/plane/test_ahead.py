@@ -11,7 +11,7 @@ import pytest
 
 from headrace import _native
 from headrace.io.replaced import real_open
-from headrace.plane.read_ahead import ReadAhead, ReadAheadOptions
+from headrace.plane.read_ahead import ReadAhead, ReadAheadOptions, opens
 from headrace.plane.stage import Stage
 from plane.ahead_files import Hidden, Listed, content, drop_pages, make_files, serve, settle
 from tests_shared import until
@@ -351,3 +351,25 @@ def test_what_has_no_samples_or_no_paths_is_not_read_ahead(paths):
         ReadAheadOptions(reads_in_flight=0)
     with pytest.raises(ValueError, match="cold is 'x'"):
         ReadAheadOptions(cold="x")
+
+
+def test_a_thread_that_opens_a_planned_file_meanwhile_keeps_no_read_ahead_that_is_closed(
+    paths, monkeypatch
+):
+    """Its open makes room, for which more was ordered, and served: `open` stayed replaced for good."""
+    ahead = ReadAhead.for_dataset(
+        Listed(paths), ReadAheadOptions(reads_in_flight=1, buffer_bytes=64 << 10, bypass=False)
+    )
+    ahead.coming([*range(COUNT), *range(COUNT)])
+    planned = list(ahead.planned)
+    assert planned
+    stop = opens.stop_serving
+
+    def stop_and_open(files):
+        stop(files)
+        for path in planned:
+            ahead.take(path)
+
+    monkeypatch.setattr(opens, "stop_serving", stop_and_open)
+    assert ahead.close(20)
+    assert builtins.open is real_open

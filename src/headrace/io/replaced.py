@@ -73,24 +73,32 @@ class Replaced:
             or call us when we are gone.
         """
         with self._lock:
-            self._set((*self._layers, _Layer(rank, call)))
+            self._change(lambda layers: (*layers, _Layer(rank, call)))
             return all(getattr(place, self.__name__) is self for place in self._places)
 
     def remove(self, call: Callable[..., Any]) -> None:
         """Take a layer away, wherever it is; the last one puts the function back."""
         with self._lock:
-            self._set(tuple(layer for layer in self._layers if layer.call is not call))
+            self._change(lambda layers: tuple(one for one in layers if one.call is not call))
 
-    def _set(self, layers: tuple[_Layer, ...]) -> None:
-        self._layers = tuple(sorted(layers, key=lambda layer: layer.rank))
-        top = self._original
-        for layer in self._layers:
-            top = functools.partial(layer.call, top)
-        self._top = top
-        here, there = (self._original, self) if layers else (self, self._original)
+    def _change(self, change: Callable[[tuple[_Layer, ...]], tuple[_Layer, ...]]) -> None:
+        while True:
+            before = self._layers
+            layers = tuple(sorted(change(before), key=lambda layer: layer.rank))
+            top = self._original
+            for layer in layers:
+                top = functools.partial(layer.call, top)
+            if (
+                self._layers is before
+            ):  # else an owner was collected meanwhile, and took its layer away
+                self._layers, self._top = layers, top
+                break
         for place in self._places:
-            if getattr(place, self.__name__) is here:
-                setattr(place, self.__name__, there)
+            here = getattr(place, self.__name__)
+            if here is self and not self._layers:
+                setattr(place, self.__name__, self._original)
+            elif here is self._original and self._layers:
+                setattr(place, self.__name__, self)
 
     def _after_fork(self) -> None:
         self._lock = threading.RLock()

@@ -254,20 +254,28 @@ _served: tuple[ReadAhead, ...] = ()
 
 def serve(files: ReadAhead) -> None:
     """Answer opens of planned files from memory, from now on and in this process."""
-    global _served  # noqa: PLW0603  # there is one `open`
     with _lock:
         if any(served is files for served in _served):
             return
         if not _served and not _watches:
             python_open.add(_open, MEMORY)
-        _served = (*_served, files)
+        _change_served(lambda before: (*before, files))
+
+
+def _change_served(change: Callable[[tuple[ReadAhead, ...]], tuple[ReadAhead, ...]]) -> None:
+    global _served  # noqa: PLW0603  # there is one `open`
+    while True:
+        before = _served
+        after = change(before)
+        if _served is before:  # else a loader was collected meanwhile, and stopped serving
+            _served = after
+            return
 
 
 def stop_serving(files: ReadAhead) -> None:
     """Let go of the files; the last one puts the real `open` back."""
-    global _served  # noqa: PLW0603
     with _lock:
-        _served = tuple(served for served in _served if served is not files)
+        _change_served(lambda before: tuple(one for one in before if one is not files))
         if not _served and not _watches:
             python_open.remove(_open)
 

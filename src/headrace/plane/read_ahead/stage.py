@@ -500,10 +500,10 @@ class ReadAhead(Closing):
         Returns:
             False if a read never answered and its thread was left behind.
         """
-        opens.stop_serving(self)
         with self._lock:
             self._closed = True
             self._clear()
+            opens.stop_serving(self)  # within: a thread that opens a planned file would serve again
             self.sync()
             native = self._reader.detach()
         return native is None or native.close(seconds)
