@@ -233,7 +233,8 @@ class Claim:
 
 
 START_S = 20.0
-STOP_S = 10.0
+STOP_S = 30.0
+"""For what a daemon holds, on a machine that has other things to do."""
 _POLL_S = 0.02
 _TAIL_BYTES = 64 << 10
 

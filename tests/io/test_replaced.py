@@ -122,10 +122,6 @@ def test_files_cannot_be_slowed_where_somebody_else_opens_them(tmp_path, monkeyp
     monkeypatch.undo()
 
 
-class Planned:
-    planned = frozenset()
-
-
 class Owner:
     """Serves, and is kept by itself alone, as a loader in a cycle is."""
 

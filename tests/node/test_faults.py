@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import headrace as hr
+from headrace import runtime
 from headrace.errors import NodeError
 from headrace.node import link, reads
 from headrace.node.daemon import ask_status, stop
@@ -118,7 +119,7 @@ def _of(b):
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_stopped_daemon_costs_its_clients_two_seconds_once(folder, daemon, store):
+def test_a_stopped_daemon_costs_its_clients_two_seconds_once(folder, daemon, store, monkeypatch):
     alone = seen(hr_loader(store, 4))
     one = daemon()
     loader = node_loader(store, 4, budget_bytes=1 << 20)
@@ -134,6 +135,7 @@ def test_a_stopped_daemon_costs_its_clients_two_seconds_once(folder, daemon, sto
     assert not report.attached
     assert report.direct_batches > 0
     assert took_s < ALIVE_S + 8
+    monkeypatch.setattr(runtime, "STOP_S", 2.0)
     with pytest.raises(NodeError, match="does not end"):
         stop(folder)
     stop(folder, force=True)

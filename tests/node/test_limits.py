@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import headrace as hr
+from headrace import runtime
 from headrace.errors import NodeError
 from headrace.node.daemon import ask_status, stop
 from headrace.node.link import LinkLost
@@ -311,7 +312,7 @@ def test_nothing_of_the_daemon_looks_at_a_clock_that_can_be_set():
 
 @pytest.mark.usefixtures("impatient")
 def test_a_stuck_daemon_whose_queue_is_full_can_be_killed_and_costs_clients_nothing_more(
-    folder, daemon, store
+    folder, daemon, store, monkeypatch
 ):
     one = daemon()
     one.process.send_signal(signal.SIGSTOP)
@@ -331,6 +332,7 @@ def test_a_stuck_daemon_whose_queue_is_full_can_be_killed_and_costs_clients_noth
     loader.close()
     with pytest.raises((NodeError, LinkLost)):
         ask_status(folder)
+    monkeypatch.setattr(runtime, "STOP_S", 2.0)
     with pytest.raises(NodeError, match="does not end"):
         stop(folder)
     assert stop(folder, force=True) == one.process.pid
