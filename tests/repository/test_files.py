@@ -21,7 +21,6 @@ ALLOWED = {
     "node/files/root_files.py": "a user's files, as the program itself would open them",
     "node/files/order.py": "a user's file",
     "node/files/run.py": "a user's files, as the program itself would open them",
-    "node/files/copies.py": "/proc/sys",
     "node/server.py": "/dev/null",
     "job/store.py": "/proc/PID/fd, another process's file without a name",
 }
