@@ -21,7 +21,7 @@ from headrace.node.daemon import ask_status
 from headrace.node.link import LinkLost
 from headrace.node.wire import DaemonReport, FilesReady, ReplyStatus
 from headrace.posix.attachment import Attachment, Page
-from headrace.posix.launch import ProgramOptions
+from headrace.posix.launch import ProgramOptions, launch
 from headrace.runtime import RuntimeFolder
 from tests_shared import until
 
@@ -298,6 +298,15 @@ def test_the_order_of_opens_is_recorded_and_can_be_given(files, report, daemon, 
     )
     assert status == 0, err
     assert written["daemon"]["order"]
+
+
+def test_opens_that_are_not_in_the_recorded_order_are_said(files, runtime, tmp_path):
+    order = tmp_path / "order"
+    names = [f"{files}/f{i:02}.bin" for i in (7, 3, 9)]
+    options = ProgramOptions(roots=[str(files)], record_order=str(order), plane=False)  # no board
+    written = launch(["cat", *names], options)
+    assert order.read_text() == ""
+    assert f"; 3 opens are not in {order}: " in written.line()
 
 
 @pytest.mark.parametrize(

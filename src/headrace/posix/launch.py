@@ -294,6 +294,11 @@ def _launch_seen(
             f"{opens['blind']:,} started programs could not be seen (static, of another user or "
             "architecture, or without the environment): give them a folder of `headrace mount`"
         )
+    if options.record_order is not None and (left_out := opens.get("unknown")):
+        report.notes.append(
+            f"{left_out:,} opens are not in {options.record_order}: the files were new, or headrace had "
+            "not looked at all files below the roots yet"
+        )
     if not opens.get("attached"):
         report.unseen.append(
             "no program of the run opened or looked at a file where the shim sees it"
