@@ -651,10 +651,52 @@ def test_an_engine_is_given_back_while_another_one_starts(monkeypatch):
     second = engine_module.borrow(other)
     assert first[0].closed
     assert engine_module.borrow(other) is second
-    assert loans.borrowers == {other: 2}
+    assert [(loan.engine, loan.borrowers) for loan in loans.loans.values()] == [(second, 2)]
+
+
+@pytest.mark.parametrize("hashes", range(3))
+def test_an_engine_whose_last_loan_is_given_back_meanwhile_is_not_lent(monkeypatch, hashes):
+    """A store that is dropped gives back wherever the collector runs: also where options are hashed."""
+    monkeypatch.setattr(engine_module, "_shared", engine_module._Shared())
+    monkeypatch.setattr(engine_module, "FabricEngine", SomeEngine)
+    options = HashedOptions()
+    first = engine_module.borrow(options)
+    options.before = [lambda: None] * hashes + [lambda: engine_module.give_back(options, first)]
+    second = engine_module.borrow(options)
+    assert not second.closed
+    options.before.clear()
+    if not first.closed:
+        engine_module.give_back(options, first)
+    engine_module.give_back(options, second)
+    assert second.closed
+    assert not engine_module._shared.loans
+
+
+class SomeEngine:
+    closed = False
+
+    def __init__(self, *_):
+        pass
+
+    def owns(self, _):
+        return False
+
+    def close(self):
+        self.closed = True
 
 
 class SomeOptions:
     """Options of an engine, equal to themselves alone."""
 
     identity = engine = None
+
+
+class HashedOptions(SomeOptions):
+    """Something happens each time they are hashed."""
+
+    before = ()
+
+    def __hash__(self):
+        if self.before:
+            self.before.pop(0)()
+        return id(self)

@@ -21,7 +21,6 @@ import select
 import threading
 import time
 import uuid
-from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -442,14 +441,21 @@ def _value(name: str, kind: str, value: Any) -> Any:
 # -- one engine for all who name the same host, options and targets ------------------------------------
 
 
+@dataclass(slots=True)
+class _Loan:
+    engine: FabricEngine
+    borrowers: int = (
+        0  # no dictionary's: to look there makes things, where the collector may give back
+    )
+
+
 class _Shared:
     """Engines of this process, and how many borrowed each. A forked child has an empty one."""
 
     def __init__(self) -> None:
         # Reentrant: a store that is dropped gives back from wherever its collector runs.
         self.lock = threading.RLock()
-        self.engines: dict[FabricOptions, FabricEngine] = {}
-        self.borrowers: Counter[FabricOptions] = Counter()
+        self.loans: dict[FabricOptions, _Loan] = {}
 
 
 _shared = _Shared()
@@ -460,30 +466,31 @@ _inherited: list[_Shared] = []
 def borrow(options: FabricOptions) -> FabricEngine:
     """The engine of this process for these options."""
     with _shared.lock:
-        engine = _shared.engines.get(options)
-        if engine is not None:
-            _shared.borrowers[options] += 1
-            return engine
+        loan = _shared.loans.get(options)
+        if loan is not None:
+            loan.borrowers += 1
+            return loan.engine
     # Not under the lock: an engine waits until its thread has started, and the collector may run there and
     # give back another.
     new = FabricEngine(options.identity, options.engine)
     with _shared.lock:
-        engine = _shared.engines.setdefault(options, new)
-        _shared.borrowers[options] += 1
-    if engine is not new:  # another thread was faster
+        loan = _shared.loans.setdefault(options, _Loan(new))
+        loan.borrowers += 1
+    if loan.engine is not new:  # another thread was faster
         new.close()
-    return engine
+    return loan.engine
 
 
 def give_back(options: FabricOptions, engine: FabricEngine) -> None:
     """Ends one loan; the last one closes the engine."""
     with _shared.lock:
-        if _shared.engines.get(options) is not engine:
+        loan = _shared.loans.get(options)
+        if loan is None or loan.engine is not engine:
             return  # a parent's, or closed at the interpreter's end
-        _shared.borrowers[options] -= 1
-        if _shared.borrowers[options]:
+        loan.borrowers -= 1
+        if loan.borrowers:
             return
-        del _shared.engines[options], _shared.borrowers[options]
+        del _shared.loans[options]
     if engine.owns(threading.current_thread()):
         # The collector ran on one of its own threads, which cannot wait for itself.
         threading.Thread(target=engine.close, name="headrace-fabric-close", daemon=True).start()
@@ -494,11 +501,10 @@ def give_back(options: FabricOptions, engine: FabricEngine) -> None:
 @atexit.register
 def _close_all() -> None:
     with _shared.lock:
-        left = list(_shared.engines.values())
-        _shared.engines.clear()
-        _shared.borrowers.clear()
-    for engine in left:
-        engine.close()
+        left = list(_shared.loans.values())
+        _shared.loans.clear()
+    for loan in left:
+        loan.engine.close()
 
 
 def _after_fork() -> None:
