@@ -105,7 +105,7 @@ class TestRay(ExecutorTests):
         status = self.end(job)
         assert (status.state, status.exit_code) == (JobState.FAILED, None)
         pids = [int((self.folder / name).read_text()) for name in ("inner", "outer")]
-        assert until(lambda: not any(map(lives, pids)), 30)
+        assert until(lambda: not any(map(lives, pids)), WAIT_S)
 
     def test_a_job_that_is_over_is_submitted_once_more(self):
         script = b"#!/bin/sh\necho $@\n"
