@@ -10,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +20,6 @@ from headrace.errors import VolumeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -336,3 +336,11 @@ def test_random_temporary_names_do_not_repeat(tmp_path: Path) -> None:
     one = files.temporary_name(tmp_path / "x")
     random.seed(1)
     assert one != files.temporary_name(tmp_path / "x")
+
+
+@pytest.mark.parametrize("given", ["", "state", "./state", None])
+def test_a_state_folder_that_is_relative_is_ignored(given: str | None) -> None:
+    """As the specification of XDG's folders has it: it would be another one wherever a program is started."""
+    own = Path.home() / ".local/state/headrace"
+    assert files.state_folder({} if given is None else {"XDG_STATE_HOME": given}) == own
+    assert files.state_folder({"XDG_STATE_HOME": "/var/state"}) == Path("/var/state/headrace")
