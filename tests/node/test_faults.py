@@ -258,6 +258,8 @@ def test_memory_that_cannot_be_had_is_no_end(folder, daemon, store):
     loader.close()
 
 
+# Clients that the daemon cannot take in hold their places while they are patient.
+@pytest.mark.usefixtures("impatient")
 def test_few_descriptors_are_no_end(folder, daemon, store):
     """Both sides run out of files: batches are read directly, nothing hangs."""
     one = daemon(limits="import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))")

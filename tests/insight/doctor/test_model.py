@@ -107,7 +107,7 @@ def test_all_workers_are_busy_at_the_rate(work, workers):
     customers, rate = max(1, workers), torch_rate(work, workers)
     working = customers * sum(torch_shares(work, workers).values())
     waiting = (customers - working) / work.wait_factor
-    if work.cold > 1e-6:
+    if work.cold > 1e-6 and waiting > 1e-6:  # a smaller difference has few digits left
         assert at_least(work.curve.rate(waiting), rate * work.cold)
 
 
