@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hmac
 import ipaddress
 import os
 import pwd
@@ -223,6 +224,11 @@ class Address:
         where = self.host, self.port
         family = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server(where, family=family, backlog=backlog)
+
+
+def same_secret(shown: str, secret: str) -> bool:
+    """Whether somebody shows this secret; the time says nothing about it. `shown` may be any text."""
+    return hmac.compare_digest(shown.encode(errors="replace"), secret.encode())
 
 
 def listen_unix(path: str | os.PathLike[str], backlog: int, mode: int = 0o600) -> socket.socket:

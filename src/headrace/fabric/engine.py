@@ -444,9 +444,8 @@ def _value(name: str, kind: str, value: Any) -> Any:
 @dataclass(slots=True)
 class _Loan:
     engine: FabricEngine
-    borrowers: int = (
-        0  # no dictionary's: to look there makes things, where the collector may give back
-    )
+    # Not in a dictionary: looking there makes objects, and then the collector may run and give back.
+    borrowers: int = 0
 
 
 class _Shared:

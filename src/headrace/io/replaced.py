@@ -88,9 +88,8 @@ class Replaced:
             top = self._original
             for layer in layers:
                 top = functools.partial(layer.call, top)
-            if (
-                self._layers is before
-            ):  # else an owner was collected meanwhile, and took its layer away
+            # Else an owner was collected meanwhile, and took its layer away.
+            if self._layers is before:
                 self._layers, self._top = layers, top
                 break
         for place in self._places:

@@ -10,7 +10,6 @@ something, and what a browser may do with our pages.
 
 from __future__ import annotations
 
-import hmac
 import secrets
 import time
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from urllib.parse import parse_qsl, urlsplit
 from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse
 
-from headrace.base.peers import Address, address_of
+from headrace.base.peers import Address, address_of, same_secret
 from headrace.control.service.auth import Refused, Token, TokenFile, TokenThrottle, matching
 from headrace.control.service.http import refusal
 from headrace.pages.html import safe
@@ -251,8 +250,7 @@ class Sessions:
         Raises Refused if the link is wrong, or was used.
         """
         self._expect_patience(peer)
-        shown = secret.encode(errors="replace")
-        if self.own is None or not self.once or not hmac.compare_digest(self.once.encode(), shown):
+        if self.own is None or not self.once or not same_secret(secret, self.once):
             self._throttle.wrong(peer)
             raise Refused(
                 401, "this link was used already, or is not of this run: sign in with the token"

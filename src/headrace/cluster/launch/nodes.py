@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import hmac
 import json
 import os
 import resource
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from headrace.base.peers import same_secret
 from headrace.cluster.launch.plan import Launch, NodeFacts, node_command, srun_command
 from headrace.cluster.launch.stop_page import RankNote
 from headrace.errors import LaunchError
@@ -355,9 +355,7 @@ class LaunchNodes:
     def _invite(self, stranger: NodeConnection, message: Message) -> None:
         """Answers a node that asks for its part, if it knows the job's secret and has not come before."""
         key, name = str(message.get("key", "")), message.get("name")
-        is_ours = self._key and hmac.compare_digest(
-            key.encode(errors="replace"), self._key.encode()
-        )
+        is_ours = self._key and same_secret(key, self._key)
         if is_ours and any(n.name == name and n.connection is None for n in self.all):
             stranger.send("spec", spec=self.invitation)
         stranger.close()
@@ -365,9 +363,7 @@ class LaunchNodes:
     def _known(self, hello: Message) -> NodeState | None:
         """The node that a first message is of, if it knows the secret and has not come before."""
         token, index = str(hello.get("token", "")), hello.get("node")
-        if hello["kind"] != "hello" or not hmac.compare_digest(
-            token.encode(errors="replace"), self._token.encode()
-        ):
+        if hello["kind"] != "hello" or not same_secret(token, self._token):
             return None
         if not isinstance(index, int) or not 0 <= index < len(self.all):
             return None

@@ -13,7 +13,6 @@ can read it.
 from __future__ import annotations
 
 import datetime as dt
-import hmac
 import os
 import re
 import time
@@ -22,7 +21,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
-from headrace.base.peers import user_name
+from headrace.base.peers import same_secret, user_name
 from headrace.errors import ControlError
 
 if TYPE_CHECKING:
@@ -148,7 +147,7 @@ def matching(tokens: Sequence[Token], secret: str) -> Token | None:
     """The token whose secret this is; its time says nothing about it, and neither does the search's."""
     match: Token | None = None
     for token in tokens:
-        if hmac.compare_digest(token.secret.encode(), secret.encode(errors="replace")):
+        if same_secret(secret, token.secret):
             match = token
     return match
 
